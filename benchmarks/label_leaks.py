@@ -30,8 +30,7 @@ import gpfl
 from gpfl.core import tree
 from gpfl.defences import DefenceConfig, defend, undefended
 from gpfl.engine import RunSpec
-from gpfl.engine.base import Engine
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import Engine, Loop
 from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy.label_inference import LabelInference, infer_label_distributions
 from gpfl.privacy.uploads import AttackedBatch, initial_state, observe_uploads

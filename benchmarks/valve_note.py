@@ -26,7 +26,7 @@ from gpfl.core.method import Batch, ClientInfo
 from gpfl.core.tree import Tree
 from gpfl.defences import DefenceConfig, defend
 from gpfl.engine import RunSpec
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import Loop
 from gpfl.io.provenance import current_commit
 from gpfl.methods.gpfl import GPFL, init_valve, valve
 from gpfl.models.architectures import CNN4, HARCNN, FastText, net_from_architecture

@@ -14,7 +14,7 @@ from gpfl.defences.defended import Defended
 from gpfl.deploy.messages import Answer, RoundRequest, Transport
 from gpfl.deploy.roster import Roster, SiteData, make_roster
 from gpfl.deploy.site import Site
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import Loop
 from gpfl.io.tensors import unpack_tensors
 from gpfl.training.config import resolve_config
 from gpfl.training.execute import PreparedRun, execute

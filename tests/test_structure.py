@@ -42,7 +42,7 @@ def syntax(path: Path) -> ast.Module:
 
 
 def module_name(path: Path) -> str:
-    """The dotted name below gpfl: "engine.loop", "engine"; "" for the package itself."""
+    """The dotted name below gpfl: "engine.vmap", "engine"; "" for the package itself."""
     return ".".join(part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__")
 
 
@@ -86,7 +86,7 @@ def test_imports_point_down() -> None:
 def test_layer_rule_finds_violations() -> None:
     assert list(layer_violations("core.net", "methods.fedavg")) == ["core.net imports methods.fedavg"]
     assert list(layer_violations("methods.fedavg", "data.table")) == ["methods.fedavg imports data.table"]
-    assert list(layer_violations("engine.loop", "engine.base")) == []
+    assert list(layer_violations("engine.vmap", "engine.base")) == []
     assert list(layer_violations("core.net", "errors")) == []
 
 

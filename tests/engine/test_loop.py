@@ -2,9 +2,9 @@
 
 In the order in which a round of GPFL enters them:
 
-1. `engine/base.py`              request, aggregation weights, what a client knows
-2. `engine/loop.py`              client after client, and the mean of their uploads
-3. `core/method.py`              the method interface and a step of SGD
+1. `engine/base.py`              request, aggregation weights, what a client knows; client after client
+2. `core/method.py`              the method interface and a step of SGD
+3. `engine/aggregator.py`        the mean of the uploads
 4. `core/tree.py`                arithmetic on states
 5. `core/local_round.py`         batches, and one client's download, steps and upload
 6. `core/randomness.py`          the generator of (seed, purpose, round, client)
@@ -28,8 +28,8 @@ from gpfl.training.result import Result
 PACKAGE = Path(gpfl.__file__).parent
 FILES = [
     "engine/base.py",
-    "engine/loop.py",
     "core/method.py",
+    "engine/aggregator.py",
     "core/tree.py",
     "core/local_round.py",
     "core/randomness.py",

@@ -28,8 +28,7 @@ from gpfl.core.metrics import Evaluation
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 from gpfl.engine import RunSpec
-from gpfl.engine.base import EvalRequest
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import EvalRequest, Loop
 from gpfl.io import files
 from gpfl.io.legacy import list_client_accuracies
 from gpfl.io.tensors import read_tensors

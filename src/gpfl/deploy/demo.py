@@ -32,7 +32,7 @@ from gpfl.deploy.programs import (
 )
 from gpfl.deploy.server import CoordinatorFolder
 from gpfl.deploy.worker import SITE, SiteFolder
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import Loop
 from gpfl.errors import GpflError
 from gpfl.federation import PARTITIONS, partition_table
 from gpfl.federation.partition import Natural

@@ -22,8 +22,7 @@ from gpfl.defences.defended import Defended
 from gpfl.deploy.messages import RoundReply, RoundRequest
 from gpfl.deploy.roster import Roster, SiteData
 from gpfl.engine import limit_threads
-from gpfl.engine.base import EvalRequest, FinalRequest, TrainRequest
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import EvalRequest, FinalRequest, Loop, TrainRequest
 from gpfl.errors import GpflError
 from gpfl.inference.client_model import ClientModel
 from gpfl.inference.metrics import softmax

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpfl.engine.selection import make_engine as make_engine
 
 ENGINES: Registry[type[Engine]] = Registry(
-    "gpfl.engine", {"loop": "loop:Loop", "vmap": "vmap:Vmap", "workers": "workers:Workers"}
+    "gpfl.engine", {"loop": "base:Loop", "vmap": "vmap:Vmap", "workers": "workers:Workers"}
 )
 
 if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The engine interface: the run it serves, requests, results, and what all engines share."""
+"""The engine interface (the run it serves, requests, results, what all engines share) and the plain engine, `Loop`."""
 
 from __future__ import annotations
 
@@ -403,6 +403,26 @@ class Engine(ABC):
         stacked = {name: torch.stack([each[name] for each in terms]) for name in terms[0]}
         device = tree.device_of(request.private) or self.private_device(tree.count_bytes(private[0]))
         return RoundResult(uploads, tree.to(tree.stack(private), device), stacked)
+
+
+class Loop(Engine):
+    """Engine that trains one client after another, without padding; the others are checked and measured against it."""
+
+    name: ClassVar[str] = "loop"
+
+    def train_round(self, request: TrainRequest) -> RoundResult:
+        """Run a round, client by client."""
+        info = self.client_info(request.clients, request.round)
+        uploads = self.new_aggregator(request)
+        new_private, terms = [], []
+        for i, client in enumerate(request.clients):
+            private = self.fetch_private(request.private, i)
+            plan = self.plan(client, request.round, request.schedule)
+            update = local_round(self.method, request.shared, private, self.federation.table, plan, info.select(i))
+            uploads.add(i, update.upload)
+            new_private.append(update.private)
+            terms.append(update.terms)
+        return self.to_result(request, uploads, new_private, terms)
 
 
 def _final_spec(spec: RunSpec) -> RunSpec:

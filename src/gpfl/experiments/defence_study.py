@@ -17,7 +17,7 @@ from gpfl.defences import Defended
 from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
 from gpfl.defences.coupling import check_coupling
 from gpfl.engine import Engine, RunSpec
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import Loop
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant

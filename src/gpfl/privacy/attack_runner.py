@@ -22,8 +22,7 @@ from gpfl.core.net import Net
 from gpfl.core.options import option, option_values
 from gpfl.defences import Defended, undefended
 from gpfl.engine import Engine, matmul_precision
-from gpfl.engine.base import RunSpec
-from gpfl.engine.loop import Loop
+from gpfl.engine.base import Loop, RunSpec
 from gpfl.federation import Federation
 from gpfl.io.tensors import checksum, read_tensors, write_tensors
 from gpfl.methods import METHODS
