@@ -1,7 +1,5 @@
 """Entry point of `gpfl` and `python -m gpfl`."""
 
-from __future__ import annotations
-
 from gpfl.cli.interrupt import exit_on_interrupt
 
 

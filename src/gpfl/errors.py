@@ -1,7 +1,5 @@
 """The exceptions of the package and the phrases that error messages share."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The command `gpfl deploy`: federations across machines."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import shutil

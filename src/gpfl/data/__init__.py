@@ -1,7 +1,5 @@
 """Datasets: tables, the published datasets and the user's own files."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from gpfl.core.registry import Registry, lazy_attributes
@@ -23,10 +21,10 @@ _PUBLISHED = {
     "heart": "published.heart:HEART",
 }
 
-PUBLISHED: Registry[PublishedDataset] = Registry("gpfl.data", _PUBLISHED)
+PUBLISHED: Registry["PublishedDataset"] = Registry("gpfl.data", _PUBLISHED)
 """The paper's six datasets, and heart disease from four hospitals."""
 
-DATASETS: Registry[DataSource] = Registry("gpfl.data", {"digits": "published.images:DIGITS", **_PUBLISHED})
+DATASETS: Registry["DataSource"] = Registry("gpfl.data", {"digits": "published.images:DIGITS", **_PUBLISHED})
 
 FILES = "files"  # name under which the options of the user's own files are listed
 

@@ -1,7 +1,5 @@
 """Columns of mixed types before they are encoded: their schema, and their values as numbers."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections import Counter
@@ -81,7 +79,7 @@ class ColumnSchema:
         return content
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> ColumnSchema:
+    def from_dict(cls, content: Mapping[str, object]) -> "ColumnSchema":
         """Return the column that `to_dict` wrote. Raise ValueError if it is invalid."""
         unknown = content.keys() - {"name", "kind", "categories", "low", "high"}
         if unknown:
@@ -138,7 +136,7 @@ class Schema:
         return {**self._header(), "declared": self.declared, "column": [column.to_dict() for column in self.columns]}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> Schema:
+    def from_dict(cls, content: Mapping[str, object]) -> "Schema":
         """Return the schema that `to_dict` wrote. Raise ValueError if it is invalid."""
         unknown = content.keys() - {"label", "classes", "declared", "column"}
         if unknown:
@@ -156,7 +154,7 @@ class Schema:
         files.write_text(path, toml.dump({**self._header(), "column": [column.to_dict() for column in self.columns]}))
 
     @classmethod
-    def read(cls, path: Path) -> Schema:
+    def read(cls, path: Path) -> "Schema":
         """Return the schema that a TOML file declares."""
         content = toml.read(path)
         try:
@@ -180,7 +178,7 @@ class RawColumns:
     def __len__(self) -> int:
         return len(self.values)
 
-    def select(self, indices: npt.NDArray[np.int64]) -> RawColumns:
+    def select(self, indices: npt.NDArray[np.int64]) -> "RawColumns":
         """Return the rows at `indices`."""
         return replace(self, values=self.values[indices])
 
@@ -228,7 +226,7 @@ class RawColumns:
             raise GpflError(f"column '{name}' holds categories{example}; it must be numeric")
         return values
 
-    def conform(self, schema: Schema) -> tuple[RawColumns, dict[str, int]]:
+    def conform(self, schema: Schema) -> tuple["RawColumns", dict[str, int]]:
         """Return the columns of a declared schema in its order, and how many values of each are outside it.
 
         Values outside a declared range and categories that are not declared become missing. Columns that are not declared are

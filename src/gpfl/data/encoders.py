@@ -1,7 +1,5 @@
 """Encoders of samples: image files as pixels, texts as tokens."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter
@@ -75,7 +73,7 @@ class ImageFormat:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> ImageFormat:
+    def from_dict(cls, content: Mapping[str, object]) -> "ImageFormat":
         """Return the format that `to_dict` wrote."""
         return cls(**content)  # type: ignore[arg-type]
 
@@ -168,7 +166,7 @@ class Tokenizer:
         return {"rule": RULE, "words": list(self.words), "length": self.length, "columns": list(self.columns)}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> Tokenizer:
+    def from_dict(cls, content: Mapping[str, object]) -> "Tokenizer":
         """Return the tokenizer that `to_dict` wrote. Raise GpflError if it is invalid."""
         words, length, columns = (content.get(key) for key in ("words", "length", "columns"))
         lists = all(isinstance(each, list) and all(isinstance(entry, str) for entry in each) for each in (words, columns))

@@ -1,7 +1,5 @@
 """Find a dataset by its name or path, with the user's options."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Each client computes `client_statistics`, the server merges them with `merge_sta
 with the `Preprocessor` that is fitted to the merged statistics. No row leaves a client.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -136,7 +134,7 @@ class ClientStatistics:
         return {name: column.to_dict() for name, column in self.columns.items()}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> ClientStatistics:
+    def from_dict(cls, content: Mapping[str, object]) -> "ClientStatistics":
         """Return the statistics that `to_dict` wrote. Raise GpflError if they are invalid."""
         return cls({name: _statistics_from_dict(name, column) for name, column in content.items()})
 
@@ -262,7 +260,7 @@ class Preprocessor:
     unseen: str = "error"  # what to do with a category in new rows that has no input; `transform` itself ignores it
 
     @classmethod
-    def fit(cls, schema: Schema, statistics: ClientStatistics, options: PreprocessingOptions) -> Preprocessor:
+    def fit(cls, schema: Schema, statistics: ClientStatistics, options: PreprocessingOptions) -> "Preprocessor":
         """Return the encoding that merged statistics of training samples define."""
         columns: list[ColumnSchema] = []
         scaling: dict[str, tuple[float, float]] = {}
@@ -281,7 +279,7 @@ class Preprocessor:
             columns.append(column)
         return cls(replace(schema, columns=tuple(columns)), scaling, fill, tuple(indicators), options.unseen)
 
-    def localize(self, statistics: ClientStatistics, options: PreprocessingOptions) -> Preprocessor:
+    def localize(self, statistics: ClientStatistics, options: PreprocessingOptions) -> "Preprocessor":
         """Return the encoding with a client's own scaling and fill of numeric columns.
 
         A column without values or without spread at the client stays as it is.
@@ -350,7 +348,7 @@ class Preprocessor:
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, object]) -> Preprocessor:
+    def from_dict(cls, content: Mapping[str, object]) -> "Preprocessor":
         """Return the encoding that `to_dict` wrote. Raise GpflError if it is invalid."""
         try:
             schema, scaling, fill, indicators = (content[key] for key in ("schema", "scaling", "fill", "indicators"))

@@ -1,7 +1,5 @@
 """Profiles of columns at each client: ranges, missing values, balance of labels, and drift between clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

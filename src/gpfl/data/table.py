@@ -1,7 +1,5 @@
 """The table of a dataset in memory, the checks of the arrays in it, and the interface of everything that can load one."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -152,19 +150,19 @@ class Table(Samples):
                 content.update(np.ascontiguousarray(ids).data)
         return content.hexdigest()
 
-    def encode(self, x: npt.NDArray[np.float32]) -> Table:
+    def encode(self, x: npt.NDArray[np.float32]) -> "Table":
         """Return the same table with its raw columns encoded as `x`."""
         table = self.with_tensors(torch.from_numpy(x).to(self.y.device), self.y)
         table.input_spec = InputSpec((x.shape[1],))
         return table
 
-    def to(self, device: torch.device) -> Table:
+    def to(self, device: torch.device) -> "Table":
         """Return the same table on `device`."""
         if self.x.device == device:
             return self
         return self.with_tensors(self.x.to(device), self.y.to(device))
 
-    def select(self, indices: Indices) -> Table:
+    def select(self, indices: Indices) -> "Table":
         """Return a table of the samples at `indices`."""
         chosen = torch.from_numpy(indices)
         table = self.with_tensors(self.x[chosen], self.y[chosen])
@@ -175,7 +173,7 @@ class Table(Samples):
         table.raw = None if self.raw is None else self.raw.select(indices)
         return table
 
-    def concatenate(self, others: Sequence[Table]) -> Table:
+    def concatenate(self, others: Sequence["Table"]) -> "Table":
         """Return a table of the encoded samples of this one and others of the same kind, without what is known of each."""
         tables = (self, *others)
         table = self.with_tensors(torch.cat([each.x for each in tables]), torch.cat([each.y for each in tables]))
@@ -183,7 +181,7 @@ class Table(Samples):
         table.raw = table.client_ids = table.splits = table.group_ids = None
         return table
 
-    def with_tensors(self, x: Tensor, y: Tensor) -> Table:
+    def with_tensors(self, x: Tensor, y: Tensor) -> "Table":
         """Return the same table with its samples and labels in other memory."""
         table = copy.copy(self)
         table.x, table.y = x, y

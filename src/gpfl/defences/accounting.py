@@ -6,8 +6,6 @@ not amplified by sampling. As papers mostly state it: one client or example is a
 Poisson samples.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

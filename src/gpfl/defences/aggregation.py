@@ -1,7 +1,5 @@
 """Aggregation rules: how the server combines the uploads of a round."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Options of the defences: what a client does to its gradients and to its upload before they leave it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gpfl.core.options import option

@@ -5,8 +5,6 @@ the method. And the upload depends on examples only through their clipped, noisy
 it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """A method under a defence, which transforms the gradients of its local steps and its uploads."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ _STATE = "defence"  # key in the local state of the number of steps done, which 
 def _delegate(name: str) -> Any:
     """Return a method of `Defended` that calls the one of the same name of the method without defence."""
 
-    def call(self: Defended, *arguments: object) -> object:
+    def call(self: "Defended", *arguments: object) -> object:
         return getattr(self.method, name)(*arguments)
 
     return call

@@ -1,7 +1,5 @@
 """Per-example gradients: each example's gradient is clipped, and their sum gets noise (DP-SGD, Abadi et al. 2016)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

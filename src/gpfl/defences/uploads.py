@@ -1,7 +1,5 @@
 """Transforms of a client's update, the difference between what it uploads and what it downloaded: clip, noise, compress."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Files for administrators: the page of a site, systemd units, and the configuration of the proxy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import gpfl

@@ -1,7 +1,5 @@
 """The data card: what sites agree on before a run, so that all of them read their files in the same way."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -63,7 +61,7 @@ class DataCard:
     @classmethod
     def make(
         cls, run: str, sites: Sequence[str], config: ConfigDict, example: Table | None = None, *, secure_sum: bool = False
-    ) -> DataCard:
+    ) -> "DataCard":
         """Return the card of a config.
 
         Its section [data] has a schema, which declares columns and classes, or names an example of arrays or images, unless
@@ -116,7 +114,7 @@ class DataCard:
         return toml.dump(_as_toml(self))
 
     @classmethod
-    def from_toml(cls, path: Path) -> DataCard:
+    def from_toml(cls, path: Path) -> "DataCard":
         """Return the card of a file. Raise if it is none."""
         content = toml.read(path)
         try:

@@ -1,7 +1,5 @@
 """The coordinator's run: the round loop over sites, in an ordinary run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A deployment on this machine, with everything a real one has, beside the simulation of the same files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

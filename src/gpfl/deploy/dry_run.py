@@ -1,7 +1,5 @@
 """What would leave a site: its part of a round, done here, with nothing sent."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Both apps are thin. The client app passes a request to the site's worker and its
 there, since Flower starts a process for every message. The server app runs the coordinator.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,7 +85,7 @@ class FlowerTransport:
         self._min_clients = min_clients
         self._lost: set[int] = set()  # clients that were not connected when they were last asked
 
-    def __call__(self, messages: Mapping[int, bytes]) -> dict[int, Answer]:
+    def __call__(self, messages: Mapping[int, bytes]) -> dict[int, "Answer"]:
         """Return the answers of the clients that answer before the deadline."""
         from gpfl.deploy.messages import Answer
 
@@ -129,7 +127,7 @@ class FlowerTransport:
                 return online
             time.sleep(POLL_SECONDS)
 
-    def _read(self, reply: Message, client: int) -> Answer:
+    def _read(self, reply: Message, client: int) -> "Answer":
         """Return the answer in a reply. Replies of errors come from the SuperLink itself."""
         from gpfl.deploy.messages import Answer
 
@@ -152,7 +150,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the coordinator of the folder that the run's config names."""
     from gpfl.deploy.server import run_coordinator
 
-    def connect(nodes: Mapping[int, int], deadline: float, patience: float, min_clients: int) -> Transport:
+    def connect(nodes: Mapping[int, int], deadline: float, patience: float, min_clients: int) -> "Transport":
         return FlowerTransport(grid, nodes, deadline, patience, min_clients)
 
     folder = Path(str(context.run_config["folder"]))

@@ -1,7 +1,5 @@
 """Make the folders of a deployment: one for the coordinator and one for each site, with keys, data card and policy."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence

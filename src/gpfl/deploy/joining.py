@@ -1,7 +1,5 @@
 """The sites of a run: what they say of their samples before round 0, and sites that join between rounds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping

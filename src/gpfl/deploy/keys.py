@@ -1,7 +1,5 @@
 """Keys and certificates of a deployment. The package `cryptography` is imported here alone; it comes with gpfl[flower]."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os
@@ -134,13 +132,13 @@ def expiry(certificate: Path) -> datetime.datetime:
 
 
 def _certificate(
-    name: str, key: EllipticCurvePrivateKey, issuer: str, signer: EllipticCurvePrivateKey, days: int, names: Sequence[str]
+    name: str, key: "EllipticCurvePrivateKey", issuer: str, signer: "EllipticCurvePrivateKey", days: int, names: Sequence[str]
 ) -> bytes:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    def common_name(text: str) -> x509.Name:
+    def common_name(text: str) -> "x509.Name":
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
     start = datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
@@ -170,7 +168,7 @@ def _certificate(
     return content
 
 
-def _general_name(name: str) -> x509.GeneralName:
+def _general_name(name: str) -> "x509.GeneralName":
     from cryptography import x509
 
     try:
@@ -179,13 +177,13 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _make_key() -> EllipticCurvePrivateKey:
+def _make_key() -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _key_bytes(key: EllipticCurvePrivateKey) -> bytes:
+def _key_bytes(key: "EllipticCurvePrivateKey") -> bytes:
     from cryptography.hazmat.primitives import serialization as form
 
     content: bytes = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
@@ -240,7 +238,7 @@ def keystream(secret: bytes, context: bytes, length: int) -> bytes:
     return stream
 
 
-def _read_mask_key(path: Path) -> X25519PrivateKey:
+def _read_mask_key(path: Path) -> "X25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

@@ -1,7 +1,5 @@
 """The messages of a round between coordinator and site, and how they are packed."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping

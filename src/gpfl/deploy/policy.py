@@ -1,7 +1,5 @@
 """What may leave a site: the rules of its policy file, which the site's worker enforces whatever the coordinator asks."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class Policy:
     max_epsilon: float = option(0.0, "largest ε of all uploads of the site, also of lost rounds; needs noise", min=0)
 
     @classmethod
-    def read(cls, path: Path) -> Policy:
+    def read(cls, path: Path) -> "Policy":
         """Return the policy of a file. Raise if there is none: nothing leaves a site that has not said what may."""
         if not path.exists():
             raise GpflError(f"{path} is missing, and without a policy nothing leaves the site: write one, see docs/deploy.md")

@@ -1,7 +1,5 @@
 """Flower's programs: their command lines and environment, and processes that are stopped whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -73,7 +71,7 @@ def superlink_command(folder: CoordinatorFolder) -> list[str]:
     ]
 
 
-def wait_for_superlink(folder: CoordinatorFolder, processes: Processes) -> None:
+def wait_for_superlink(folder: CoordinatorFolder, processes: "Processes") -> None:
     """Return once the SuperLink answers. Raise if it ends or does not answer within a minute."""
     context = ssl.create_default_context(cafile=str(folder.path / "certs" / "ca.crt"))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))

@@ -1,7 +1,5 @@
 """The engine whose clients are at other sites: it asks them for rounds and scores, and averages what passes the guard."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

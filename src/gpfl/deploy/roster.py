@@ -1,7 +1,5 @@
 """The roster: what coordinator and sites agree on before round 0, so that all of them build the same run without any data."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
@@ -82,7 +80,7 @@ class Roster:
         return json.dumps(content, sort_keys=True, indent=1, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Roster:
+    def from_json(cls, text: str) -> "Roster":
         """Return the roster that `to_json` wrote. Raise if it is anything else."""
         try:
             content = json.loads(text)
@@ -105,12 +103,12 @@ class Roster:
         """Digest of the roster with which the run began, under which sites keep their private state."""
         return self.first or self.digest
 
-    def join(self, site: str, sizes: tuple[int, int, int], mask_key: str) -> Roster:
+    def join(self, site: str, sizes: tuple[int, int, int], mask_key: str) -> "Roster":
         """Return the roster after a site has joined: the last client. What was agreed on before round 0 stays as it is."""
         mask_keys = {**self.mask_keys, site: mask_key} if self.mask_keys else {}
         return dataclasses.replace(self, sites={**self.sites, site: sizes}, mask_keys=mask_keys, first=self.origin)
 
-    def extends(self, earlier: Roster) -> bool:
+    def extends(self, earlier: "Roster") -> bool:
         """Return whether this is an earlier roster of the same run, joined by further sites."""
         joined = earlier
         for site in list(self.sites)[len(earlier.sites) :]:

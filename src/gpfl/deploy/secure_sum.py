@@ -6,8 +6,6 @@ If a site drops out, the masks of the others do not cancel, and the round is rep
 and new masks: the same uploads are never summed twice, since the difference of two such sums would be the dropped one's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The coordinator's side: its folder, the exchange before round 0, and the run."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A site: its samples, its private state on disk, and its part of a round."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

@@ -1,7 +1,5 @@
 """The socket between a site's worker and its SuperNode: one request and one reply a connection, each with its length first."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is known of a deployment's sites: connection, rounds, errors, bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keep programs running, and a run going on after its server or its machine died."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

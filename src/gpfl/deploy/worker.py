@@ -4,8 +4,6 @@ Flower's SuperNode, which talks to the coordinator, hands it requests over a soc
 different users of the machine.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import hashlib
@@ -228,7 +226,7 @@ class Worker:
                 return roster
         raise RefusedError("roster", "the request is for a roster that this site has never seen")
 
-    def _check_sum(self, request: RoundRequest, ledger: Ledger) -> None:
+    def _check_sum(self, request: RoundRequest, ledger: "Ledger") -> None:
         """Raise if a request could break a secure sum: another one under the same masks, or too small a cohort."""
         if not self.card.secure_sum:
             return

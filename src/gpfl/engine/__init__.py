@@ -1,7 +1,5 @@
 """How a round is executed. All engines compute the same numbers; `auto` picks one by device, net and federation."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from gpfl.core.registry import Registry, lazy_attributes
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from gpfl.engine.selection import limit_threads as limit_threads
     from gpfl.engine.selection import make_engine as make_engine
 
-ENGINES: Registry[type[Engine]] = Registry(
+ENGINES: Registry[type["Engine"]] = Registry(
     "gpfl.engine", {"loop": "base:Loop", "vmap": "vmap:Vmap", "workers": "workers:Workers"}
 )
 

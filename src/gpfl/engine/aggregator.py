@@ -1,7 +1,5 @@
 """What a server makes of the uploads of a round, as they arrive."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self

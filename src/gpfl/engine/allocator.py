@@ -4,8 +4,6 @@ A step on a CPU allocates and frees tensors of many megabytes. By default glibc 
 waits while the kernel clears new ones.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

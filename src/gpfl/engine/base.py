@@ -1,7 +1,5 @@
 """The engine interface (the run it serves, requests, results, what all engines share) and the plain engine, `Loop`."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
@@ -156,7 +154,7 @@ class Engine(ABC):
             out.__dict__["_final_engine"] = self._final_engine.for_trial(_final_spec(spec))
         return out
 
-    def train_rounds(self, requests: Sequence[TrainRequest], engines: Sequence[Engine] = ()) -> list[RoundResult]:
+    def train_rounds(self, requests: Sequence[TrainRequest], engines: Sequence["Engine"] = ()) -> list[RoundResult]:
         """Run a round of each of several trials, concurrently where the engine supports it.
 
         `engines` are those that `for_trial` returned for the trials; by default it is this one for all.
@@ -185,7 +183,7 @@ class Engine(ABC):
 
     # Final phases.
 
-    def run_final_phases(self, requests: Sequence[FinalRequest], engines: Sequence[Engine] = ()) -> list[Tree]:
+    def run_final_phases(self, requests: Sequence[FinalRequest], engines: Sequence["Engine"] = ()) -> list[Tree]:
         """Return the clients' private state after the final phases of each of several trials, stacked in order.
 
         A method without final phases keeps the state as it is. Clients with too few samples keep that in which the phases

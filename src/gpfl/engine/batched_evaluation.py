@@ -1,7 +1,5 @@
 """Evaluation of many personal models at once, clients with similar numbers of samples together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -43,7 +41,7 @@ class BatchedEvaluator:
         self._groups: dict[object, list[EvalGroup]] = {}
         self._programs: dict[object, Program] = {}
 
-    def for_engine(self, engine: Engine) -> BatchedEvaluator:
+    def for_engine(self, engine: Engine) -> "BatchedEvaluator":
         """Return an evaluator with the same programs for an engine whose clients have other samples of the same table."""
         out = BatchedEvaluator(engine, self._max_clients, self._make_program)
         out._programs = self._programs

@@ -1,7 +1,5 @@
 """One of the rounds that the vmap engine runs concurrently."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.func import vmap

@@ -1,7 +1,5 @@
 """The processes of a run that torchrun starts. Without torchrun there is one, and nothing here does anything."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

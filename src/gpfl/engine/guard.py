@@ -1,7 +1,5 @@
 """The guard: checks of uploads before they are averaged, in simulation and in deployment alike."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass

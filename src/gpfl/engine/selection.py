@@ -1,7 +1,5 @@
 """Engines by name, and the choice that `auto` makes."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from contextlib import AbstractContextManager

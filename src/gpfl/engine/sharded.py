@@ -1,7 +1,5 @@
 """The engine for several processes: each runs its own clients on a local engine, and uploads are aggregated over processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Slots: clients with unequal numbers of steps share the places of a stack, so that a finished client costs nothing."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The engine that stacks clients: one vmapped step for all of them, run as a program with fixed buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 

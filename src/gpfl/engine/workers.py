@@ -1,7 +1,5 @@
 """The engine for the cores of a CPU: a thread per core, each with a client of its own."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@
 out within each split, and only its test score counts, so that the choice among several methods does not make it look better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Should these clients federate? Trains alone and together on repeated splits and returns what the scores say."""
 
-from __future__ import annotations
-
 import copy
 import math
 import time

@@ -1,7 +1,5 @@
 """Comparisons: several methods on one federation, each with the same seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

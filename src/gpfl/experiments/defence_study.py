@@ -3,8 +3,6 @@
 The study has methods under defences of increasing strength: their accuracy, their guarantee and what attacks reconstruct.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -111,7 +109,7 @@ def plan_points(
     return points
 
 
-def gpfl_variants(points: Sequence[PlannedPoint], study: AttackStudy) -> Variants:
+def gpfl_variants(points: Sequence[PlannedPoint], study: "AttackStudy") -> Variants:
     """Return the variants of GPFL that suit the defences.
 
     Example-level defences need a loss that is a mean over examples, so the magnitude term becomes one, with weight λ·√B.
@@ -131,7 +129,7 @@ def gpfl_variants(points: Sequence[PlannedPoint], study: AttackStudy) -> Variant
     return variants
 
 
-def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, study: AttackStudy) -> list[float]:
+def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, study: "AttackStudy") -> list[float]:
     """Return the noise for each ε, as run, in the setting of a cell that has some noise of the family."""
     spec = study.prepare(cell)
     method = cast(Defended, spec.method)
@@ -199,7 +197,7 @@ class DefenceStudy:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> DefenceStudy:
+    def read(cls, path: Path) -> "DefenceStudy":
         """Return the study of a JSON file."""
         values = json.loads(path.read_text(encoding="utf-8"))
         points = tuple(DefencePoint(**point) for point in values.pop("points"))

@@ -1,7 +1,5 @@
 """The paper's tables and figures with its numbers, read from configs/, and their columns and rows chosen by name."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

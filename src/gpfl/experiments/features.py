@@ -3,8 +3,6 @@
 The projection of a run, its metrics and t-SNE points, is saved in its folder, so that its weights can be deleted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace

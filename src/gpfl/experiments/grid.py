@@ -1,7 +1,5 @@
 """The grid: cells of the paper's tables as jobs, one for each config, whatever tables it belongs to, and their results."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Run the jobs of a grid: reuse and resume runs, continue after failures, share a folder with other processes."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

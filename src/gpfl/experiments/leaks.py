@@ -1,7 +1,5 @@
 """Label distribution and membership inference on finished runs, method by method."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence

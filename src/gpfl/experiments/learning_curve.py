@@ -1,7 +1,5 @@
 """Learning curves: scores at fractions of the training samples, and how many additional samples would make an answer clear."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

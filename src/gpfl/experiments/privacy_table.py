@@ -1,7 +1,5 @@
 """The paper's privacy table: the same images attacked in five methods' uploads, in nine columns."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

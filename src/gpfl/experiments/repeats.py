@@ -13,8 +13,6 @@ Each method has one file, `METHOD/repeats.jsonl`: a line with its config, then a
 kept: `gpfl run --partition-seed … --seed …` with the seeds of a line trains them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +78,7 @@ class RepeatRecord:
     seconds: float  # time of the run; concurrent runs share it
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> RepeatRecord:
+    def from_dict(cls, content: Mapping[str, Any]) -> "RepeatRecord":
         """Return the record of a line of the file."""
         metrics = {split: SplitMetrics(**each) for split, each in content["metrics"].items()}
         sizes = {name: tuple(counts) for name, counts in content["n_samples"].items()}

@@ -1,7 +1,5 @@
 """Statistical tests of the difference between two methods, and ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +88,7 @@ class CorrectedTTest:
     high: float | None
     p: float | None
 
-    def __neg__(self) -> CorrectedTTest:
+    def __neg__(self) -> "CorrectedTTest":
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, mean=-self.mean, low=low, high=high)
 

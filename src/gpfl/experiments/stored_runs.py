@@ -5,8 +5,6 @@ tables. A line of the archive is one folder of trials as JSON: metrics by column
 clients for the best, the selected and the last round, and no models or checkpoints.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Trials: runs of one config with several seeds on one partition, in one folder."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

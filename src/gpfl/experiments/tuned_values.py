@@ -1,7 +1,5 @@
 """The values that finished searches chose, and the budgets of the searches. None of it needs Optuna."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +48,7 @@ class TunedValues:
     values: Mapping[str, ConfigDict]  # by method: the options in its best.toml, and the learning rate if that was searched
 
     @classmethod
-    def read(cls, folder: Path) -> TunedValues:
+    def read(cls, folder: Path) -> "TunedValues":
         """Read a folder of `gpfl tune`. Raise if nothing was chosen in it, or with unequal budgets."""
         studies: dict[str, ConfigDict] = {}
         values: dict[str, ConfigDict] = {}

@@ -4,8 +4,6 @@ Each method has an Optuna study in a file of its folder. A batch of proposals de
 search seed, so an interrupted search resumes exactly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings
@@ -280,7 +278,7 @@ def _score(search: MethodSearch, candidate: Candidate, failure: str) -> Candidat
     )
 
 
-def open_study(folder: Path) -> Study:
+def open_study(folder: Path) -> "Study":
     """Return the Optuna study in the folder of a method, new or stored."""
     optuna = _import_optuna()
     path = folder / STORAGE
@@ -299,16 +297,16 @@ def open_study(folder: Path) -> Study:
         raise GpflError(f"{path} cannot be read: {error}; delete {folder} to search it again") from None
 
 
-def _read_candidates(study: Study) -> list[Candidate]:
+def _read_candidates(study: "Study") -> list[Candidate]:
     attributes = study.user_attrs
     return [Candidate(**attributes[key]) for key in sorted(attributes)]
 
 
-def _store_candidate(study: Study, candidate: Candidate) -> None:
+def _store_candidate(study: "Study", candidate: Candidate) -> None:
     study.set_user_attr(f"candidate-{candidate.number:03}", dataclasses.asdict(candidate))
 
 
-def _next_candidates(search: MethodSearch, study: Study) -> list[Candidate]:
+def _next_candidates(search: MethodSearch, study: "Study") -> list[Candidate]:
     """Return the next candidates, or [] if the budget is spent or all values were tried."""
     known = _read_candidates(study)
     wanted = min(search.options.n_concurrent, search.n_candidates - len(known))
@@ -326,7 +324,7 @@ def _next_candidates(search: MethodSearch, study: Study) -> list[Candidate]:
     return new
 
 
-def ask_defaults(study: Study, space: Space, defaults: Values) -> int:
+def ask_defaults(study: "Study", space: Space, defaults: Values) -> int:
     """Return the number of a new trial with the default values.
 
     If they lie outside the space, such as 0 on a logarithmic scale, the sampler learns from the nearest values in it.
@@ -342,7 +340,7 @@ def ask_defaults(study: Study, space: Space, defaults: Values) -> int:
 
 
 def propose(
-    study: Study, space: Space, tried: Sequence[Values], count: int, seed: int, find_error: Callable[[Values], str]
+    study: "Study", space: Space, tried: Sequence[Values], count: int, seed: int, find_error: Callable[[Values], str]
 ) -> list[tuple[int, Values]]:
     """Return up to `count` new trials and their values, rounded to three digits, for which `find_error` returns ""."""
     optuna = _import_optuna()
@@ -368,7 +366,7 @@ def propose(
     return proposals
 
 
-def _distributions(space: Space) -> dict[str, BaseDistribution]:
+def _distributions(space: Space) -> dict[str, "BaseDistribution"]:
     optuna = _import_optuna()
     return {
         key: optuna.distributions.CategoricalDistribution(values)

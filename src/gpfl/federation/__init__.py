@@ -1,7 +1,5 @@
 """Federations: a table and the samples of each client; partitions that make them; manifests that save them."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from gpfl.core.registry import Registry, lazy_attributes
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
     from gpfl.federation.federation import share_table as share_table
     from gpfl.federation.partition import Partition as Partition
 
-PARTITIONS: Registry[type[Partition]] = Registry(
+PARTITIONS: Registry[type["Partition"]] = Registry(
     "gpfl.federation",
     {"pathological": "partition:Pathological", "dirichlet": "partition:Dirichlet", "natural": "partition:Natural"},
 )

@@ -1,7 +1,5 @@
 """Build federations from datasets by name, files, tables, arrays and torch datasets."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 A manifest is a TOML file that names the table and lists the samples of each client.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class Shard:
         """All samples of the client."""
         return np.concatenate([self.train, self.validation, self.test])
 
-    def shift(self, start: int) -> Shard:
+    def shift(self, start: int) -> "Shard":
         """Return the samples of the client in a larger table, of which this one is the part from row `start` on."""
         return Shard(self.name, self.train + start, self.validation + start, self.test + start) if start else self
 
@@ -149,7 +147,7 @@ class Federation:
             warnings.append(f"{pluralize(len(single), 'client')} with training samples of one class only: {_shorten(single)}.")
         return warnings
 
-    def to(self, device: torch.device) -> Federation:
+    def to(self, device: torch.device) -> "Federation":
         """Return the same federation with its table on `device`."""
         return Federation(self.table.to(device), self.shards, self.partition, self.preprocessing)
 
@@ -166,7 +164,7 @@ class Federation:
         files.write_text(Path(path), toml.dump(self.manifest()))
 
     @classmethod
-    def load(cls, path: str | Path, table: Table | None = None) -> Federation:
+    def load(cls, path: str | Path, table: Table | None = None) -> "Federation":
         """Load a federation from its manifest; the table that it divides is by default the named dataset."""
         path = Path(path)
         content = read_manifest(path)

@@ -1,7 +1,5 @@
 """Partitions: which samples of a table go to which client, and to which of its splits."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,7 +145,7 @@ class Partition:
             for i, (name, (train, test)) in enumerate(list(split.items())[:count])
         }
 
-    def _for_all_clients(self) -> Partition:
+    def _for_all_clients(self) -> "Partition":
         return dataclasses.replace(self, clients=self.total_clients, total_clients=0) if self.total_clients else self
 
     def _count(self, table: Table, available: int) -> int:

@@ -4,8 +4,6 @@ With seed 1 and the published files these are the partitions that their scripts 
 assigns samples to clients, then splits each client's samples into test and training.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gpfl.core.local_round import Indices

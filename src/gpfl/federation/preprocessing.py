@@ -1,7 +1,5 @@
 """The exchange of statistics before round 0, and the table that it encodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +23,7 @@ class FederatedPreprocessing:
     clients: Mapping[str, Preprocessor]  # the encoding of each client; the federated one, unless it is scaled locally
 
     @classmethod
-    def fit(cls, raw: RawColumns, training: Mapping[str, Indices], options: PreprocessingOptions) -> FederatedPreprocessing:
+    def fit(cls, raw: RawColumns, training: Mapping[str, Indices], options: PreprocessingOptions) -> "FederatedPreprocessing":
         """Return the preprocessing by the statistics of each client's training samples."""
         statistics = {name: client_statistics(raw, samples, options) for name, samples in training.items()}
         return cls.merge(raw.schema, statistics, options)
@@ -33,7 +31,7 @@ class FederatedPreprocessing:
     @classmethod
     def merge(
         cls, schema: Schema, statistics: Mapping[str, ClientStatistics], options: PreprocessingOptions
-    ) -> FederatedPreprocessing:
+    ) -> "FederatedPreprocessing":
         """Return the preprocessing by the statistics that clients sent."""
         merged = merge_statistics(list(statistics.values()))
         federated = Preprocessor.fit(schema, merged, options)

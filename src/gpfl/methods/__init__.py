@@ -1,7 +1,5 @@
 """The methods, one file each. A new one is a file here, a line in METHODS and a page in docs/methods."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from gpfl.core.registry import Registry
@@ -9,7 +7,7 @@ from gpfl.core.registry import Registry
 if TYPE_CHECKING:
     from gpfl.core.method import Method
 
-METHODS: Registry[type[Method]] = Registry(
+METHODS: Registry[type["Method"]] = Registry(
     "gpfl.methods",
     {
         "gpfl": "gpfl:GPFL",

@@ -1,7 +1,5 @@
 """Ditto."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gpfl.core import losses, tree

@@ -10,8 +10,6 @@ O(K), not O(K²), without approximation. Per-example clipping needs the norms of
 span of the contexts: with such a defence the method trains V itself.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """FedAvg."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gpfl.core.method import Method

@@ -1,7 +1,5 @@
 """FedAvg with local fine-tuning."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase

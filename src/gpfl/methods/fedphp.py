@@ -1,7 +1,5 @@
 """FedPHP."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

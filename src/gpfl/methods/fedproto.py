@@ -1,7 +1,5 @@
 """FedProto."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

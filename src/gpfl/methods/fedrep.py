@@ -1,7 +1,5 @@
 """FedRep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gpfl.core.method import Batch, ClientInfo, LossTerms, Method, Phase

@@ -1,7 +1,5 @@
 """GPFL, with equation numbers of the paper."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

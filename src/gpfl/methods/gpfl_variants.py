@@ -1,7 +1,5 @@
 """Variants of GPFL: the ablations, contexts of the authors' code, guidance of embeddings alone, valves that reveal less."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import TypeVar, cast

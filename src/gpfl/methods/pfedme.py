@@ -1,7 +1,5 @@
 """pFedMe."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Named architectures, and nets from users' modules."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from gpfl.core.registry import Registry
@@ -11,4 +9,6 @@ if TYPE_CHECKING:
 
 _CLASSES = {"cnn4": "CNN4", "resnet18": "ResNet18", "fasttext": "FastText", "harcnn": "HARCNN", "mlp": "MLP"}
 
-NETS: Registry[type[Architecture]] = Registry("gpfl.models", {name: f"architectures:{kind}" for name, kind in _CLASSES.items()})
+NETS: Registry[type["Architecture"]] = Registry(
+    "gpfl.models", {name: f"architectures:{kind}" for name, kind in _CLASSES.items()}
+)

@@ -1,7 +1,5 @@
 """Named architectures: the interface, and the nets of the paper."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import OrderedDict

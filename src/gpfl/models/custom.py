@@ -3,8 +3,6 @@
 A module is split into base and head at its last linear layer or at a named submodule.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable

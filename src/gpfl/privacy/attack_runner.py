@@ -1,7 +1,5 @@
 """Attack cases on the uploads of a run: select, reconstruct, measure against guesses without an upload, save, summarise."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -6,8 +6,6 @@ Images are the sigmoid of logits, which keeps pixels between 0 and 1. Unlike the
 that were sent, a gradient instead of a difference of weights, and the input range of the net.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

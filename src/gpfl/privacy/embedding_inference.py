@@ -5,8 +5,6 @@ to C_u. So the server searches for features that explain how all embeddings rota
 longer, which reveals the classes even if C_u is so short that it reaches its final direction early in the round.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -10,8 +10,6 @@ do tell them apart, but no small step leads from one to the other: both are trie
 decides.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

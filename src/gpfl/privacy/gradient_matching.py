@@ -4,8 +4,6 @@ A dummy is an image with pixels from 0 to 1, and an output of the target functio
 one upload, (batch, channels, height, width); `torch.func.vmap` runs them for many uploads that share the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Targets of gradient matching: functions of the input whose gradient clients upload, and the known weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

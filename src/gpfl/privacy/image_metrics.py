@@ -1,7 +1,5 @@
 """Metrics of reconstructed images with pixels from 0 (black) to 1 (white): PSNR, SSIM, and matching to the ground truth."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -5,8 +5,6 @@ What reveals it depends on what is uploaded: GPFL's valve (exactly, see `valve_i
 client's classes are sent). A shared base alone reveals nothing directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Every step evaluates each problem at one trial point. If the value has decreased
 history grows and a new direction is tried at full length; otherwise the same direction is tried at half the length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

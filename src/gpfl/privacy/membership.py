@@ -1,7 +1,5 @@
 """Membership inference: whether a client's personal model reveals its training samples, by a threshold on the loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

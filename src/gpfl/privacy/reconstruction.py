@@ -1,7 +1,5 @@
 """Reconstruction of images from uploads; a `ServerView` is all that an attack knows of the run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What an honest-but-curious server observes of one client's round, and the gradient it derives before any attack."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

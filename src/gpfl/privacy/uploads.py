@@ -1,7 +1,5 @@
 """The images that an attack reconstructs, and what the server observes when clients train on them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ layer's ReLU is off for g, A is 0 and the row is B_k (g + s h): its ratio is s, 
 whole numbers, which removes what is left of rounding, and decides where there are no such rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -120,7 +118,7 @@ class _ValveRows:
     is_sparse: bool  # whether entries of rows that changed are missing
 
     @classmethod
-    def read(cls, sent: Tree, upload: Tree, embeddings: Tensor) -> _ValveRows | None:
+    def read(cls, sent: Tree, upload: Tree, embeddings: Tensor) -> "_ValveRows | None":
         """Return the rows of both layers, or None if the embeddings do not explain how they changed."""
         classes, width = embeddings.shape
         if classes >= width or torch.linalg.matrix_rank(embeddings) != classes:
@@ -155,7 +153,7 @@ class _Line:
     std: Tensor  # standard deviation of w, (classes,)
 
     @classmethod
-    def fit(cls, rows: _ValveRows) -> _Line | None:
+    def fit(cls, rows: _ValveRows) -> "_Line | None":
         """Return the line, or None if the valve moved along g alone as far as noise lets see."""
         g = rows.embeddings.mean(0)
         unit = g / g.norm()

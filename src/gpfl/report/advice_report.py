@@ -1,7 +1,5 @@
 """The report of `gpfl advise`: a sentence, tables, a figure, one page and one JSON file."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

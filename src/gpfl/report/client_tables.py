@@ -1,7 +1,5 @@
 """Tables of clients: the main metrics of each, as `gpfl run` prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Our numbers next to the paper's: differences, ranks and p-values of an experiment."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

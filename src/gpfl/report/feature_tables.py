@@ -1,7 +1,5 @@
 """Tables of feature metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from gpfl.errors import pluralize

@@ -1,7 +1,5 @@
 """Figures of runs, data and experiments: learning curves, t-SNE of features, classes of clients, accuracy, fairness."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -95,7 +93,7 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
     plotting.save_figure(figure, *paths)
 
 
-def _draw_curve(axes: Axes, rounds: Floats, values: Floats, window: int, style: Mapping[str, Any], label: str) -> None:
+def _draw_curve(axes: "Axes", rounds: Floats, values: Floats, window: int, style: Mapping[str, Any], label: str) -> None:
     smooth = running_mean(values, window)
     mean, std = smooth.mean(0), smooth.std(0)
     if window > 1:
@@ -154,7 +152,7 @@ def draw_features(methods: Sequence[FeatureProjection], stem: Path, title: str) 
     return plotting.save_png_and_pdf(figure, stem)
 
 
-def _draw_projection(axes: Axes, method: FeatureProjection) -> None:
+def _draw_projection(axes: "Axes", method: FeatureProjection) -> None:
     colors = class_colors(len(method.classes) or int(method.label.max()) + 1)
     size = float(np.clip(9000 / len(method.label), 3, 22))
     for client in np.unique(method.client):
@@ -173,7 +171,7 @@ def _draw_projection(axes: Axes, method: FeatureProjection) -> None:
     axes.spines[:].set(visible=True, color="#bbbbbb")
 
 
-def _add_feature_legends(figure: Figure, method: FeatureProjection) -> None:
+def _add_feature_legends(figure: "Figure", method: FeatureProjection) -> None:
     from matplotlib.lines import Line2D
 
     def entry(k: int, names: Sequence[str], color: str, marker: str) -> Line2D:
@@ -209,7 +207,7 @@ class ClassCounts(NamedTuple):
     counts: npt.NDArray[np.integer | np.floating]  # (clients, classes)
 
     @classmethod
-    def from_federation(cls, federation: Federation) -> ClassCounts:
+    def from_federation(cls, federation: Federation) -> "ClassCounts":
         """Return the counts of a federation, training, validation and test samples together."""
         shards = federation.shards
         counts = federation.count_labels([np.concatenate([shard.train, shard.validation, shard.test]) for shard in shards])
@@ -333,7 +331,7 @@ def draw_fairness(results: TableResults, out: Path) -> list[Path]:
     return plotting.save_png_and_pdf(figure, _stem(results, out))
 
 
-def _draw_clients(axes: Axes, entries: Sequence[Entry]) -> None:
+def _draw_clients(axes: "Axes", entries: Sequence[Entry]) -> None:
     axes.use_sticky_edges = False  # else bars up to 100 % end the axis
     styles = plotting.method_styles([display_name(entry.label) for entry in entries])
     for row, (entry, style) in enumerate(zip(entries, styles.values(), strict=True)):

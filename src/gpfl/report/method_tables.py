@@ -1,7 +1,5 @@
 """Tables of methods next to each other, as `gpfl compare` writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card of an exported model, with what its run says of data, training, metrics and privacy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Tables of an experiment next to the paper's: a page in Markdown, LaTeX, CSV, and tables for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

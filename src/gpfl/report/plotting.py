@@ -1,7 +1,5 @@
 """Style, line styles of methods, text and files of all figures. matplotlib is imported lazily."""
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap
@@ -71,7 +69,7 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure of this size in inches."""
     from matplotlib.figure import Figure
 
@@ -98,7 +96,7 @@ def method_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {label: line_style(indices[label]) for label in labels}
 
 
-def annotate(figure: Figure, title: str = "", footnote: Iterable[str] = (), legend_of: Iterable[Axes] = ()) -> None:
+def annotate(figure: "Figure", title: str = "", footnote: Iterable[str] = (), legend_of: Iterable["Axes"] = ()) -> None:
     """Add a title above the panels, sentences below them, and right of them a legend with an entry for each label."""
     if title:
         figure.suptitle(_wrap(printable(title, 200), figure, 10), fontsize=10, x=0.01, ha="left")
@@ -112,7 +110,7 @@ def annotate(figure: Figure, title: str = "", footnote: Iterable[str] = (), lege
         figure.legend(list(entries.values()), list(entries), loc="outside right upper")
 
 
-def use_log_scale(axis: Axis) -> None:
+def use_log_scale(axis: "Axis") -> None:
     """Give an axis a logarithmic scale with a few plain numbers at its ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -124,14 +122,14 @@ def use_log_scale(axis: Axis) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def use_integer_ticks(axis: Axis) -> None:
+def use_integer_ticks(axis: "Axis") -> None:
     """Put ticks at integers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
-def use_name_ticks(axis: Axis, names: Sequence[str]) -> None:
+def use_name_ticks(axis: "Axis", names: Sequence[str]) -> None:
     """Put a tick at each name, or at integers if there are too many names. A name that no font can print becomes #3."""
     if len(names) > MAX_TICKS:
         use_integer_ticks(axis)
@@ -154,7 +152,7 @@ def check_image_path(path: Path) -> None:
         raise GpflError(f"the figure '{path}' is a folder: name a file")
 
 
-def save_figure(figure: Figure, *paths: Path) -> None:
+def save_figure(figure: "Figure", *paths: Path) -> None:
     """Write a figure to files, in the formats of their endings. Equal figures give equal files."""
     for path in paths:
         kind, content = path.suffix[1:].lower(), io.BytesIO()
@@ -163,7 +161,7 @@ def save_figure(figure: Figure, *paths: Path) -> None:
         files.write_bytes(path, content.getvalue())
 
 
-def save_png_and_pdf(figure: Figure, stem: Path) -> list[Path]:
+def save_png_and_pdf(figure: "Figure", stem: Path) -> list[Path]:
     """Write a figure as `stem`.png and `stem`.pdf and return the paths."""
     save_figure(figure, *png_and_pdf(stem))
     return png_and_pdf(stem)
@@ -174,7 +172,7 @@ def png_and_pdf(stem: Path) -> list[Path]:
     return [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "pdf")]
 
 
-def _wrap(text: str, figure: Figure, size: float) -> str:
+def _wrap(text: str, figure: "Figure", size: float) -> str:
     return textwrap.fill(text, int(figure.get_figwidth() * 122 / size))  # a character is about 0.58 × size points wide
 
 

@@ -1,7 +1,5 @@
 """Figures of privacy: grids of reconstructed images, and the trade-offs of defences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +27,7 @@ class ImageRow(NamedTuple):
     inverted: Sequence[bool] = ()
 
     @classmethod
-    def of_case(cls, label: str, result: CaseResult) -> ImageRow:
+    def of_case(cls, label: str, result: CaseResult) -> "ImageRow":
         """Return the row of a case."""
         inverted = [bool(record["turned"]) for record in result.records]
         return cls(label, result.reconstructed, list(record_values(result.records, "either_psnr")), inverted)

@@ -1,7 +1,5 @@
 """Tables of privacy: attack cases, the paper's table, label and membership inference, and the defence study."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

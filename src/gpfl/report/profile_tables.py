@@ -1,7 +1,5 @@
 """Tables of a data profile: each column, each column by client, and each client. They fit on 80 characters."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gpfl.data.columns import ColumnSchema

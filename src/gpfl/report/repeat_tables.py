@@ -1,7 +1,5 @@
 """Methods over repeated splits, as `gpfl compare --repeats` and `gpfl quickstart` report them: tables, a sentence, a figure."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tables of results, for Markdown, LaTeX and the terminal, and pages from the jinja2 templates in `templates`."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -40,13 +38,13 @@ class MeanStd:
     n: int = 1
 
     @classmethod
-    def from_values(cls, values: Iterable[float]) -> MeanStd:
+    def from_values(cls, values: Iterable[float]) -> "MeanStd":
         """Return the mean and the population standard deviation of values."""
         array = np.array(list(values), dtype=np.float64)
         return cls(float(array.mean()), float(array.std()), len(array))
 
     @classmethod
-    def from_trials(cls, trials: Trials, key: str) -> MeanStd:
+    def from_trials(cls, trials: Trials, key: str) -> "MeanStd":
         """Return a number of the trials' summaries in percent."""
         return cls(100 * trials.mean(key), 100 * trials.std(key), len(trials.summaries))
 
@@ -105,12 +103,12 @@ class ResultTable:
         title: str = "",
         caption: str = "",
         notes: Sequence[str] = (),
-    ) -> ResultTable:
+    ) -> "ResultTable":
         """Return a table with a row for each item; every column has the function that returns an item's cell."""
         rows = [[cell_of(item) for cell_of in columns.values()] for item in items]
         return cls(list(columns), rows, title, caption, notes)
 
-    def drop_empty(self) -> ResultTable:
+    def drop_empty(self) -> "ResultTable":
         """Return the table without columns in which no row has a value."""
         used = [k for k in range(len(self.columns)) if k == 0 or any(_value(row[k]) is not None for row in self.rows)]
         return replace(self, columns=[self.columns[k] for k in used], rows=[[row[k] for k in used] for row in self.rows])
@@ -323,7 +321,7 @@ def escape_markdown(text: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
     import jinja2  # not needed to train
 
     environment = jinja2.Environment(  # delimiters that LaTeX does not use

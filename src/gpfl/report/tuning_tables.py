@@ -1,7 +1,5 @@
 """Tables of hyperparameter searches: the chosen values, every candidate and where the numbers come from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gpfl.errors import pluralize

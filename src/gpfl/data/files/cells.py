@@ -1,7 +1,5 @@
 """Turn the cells of a column into numbers, dates or categories."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Check input columns, and describe what was read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

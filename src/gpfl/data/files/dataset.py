@@ -1,7 +1,5 @@
 """The user's own files as a source of data."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which files of a folder belong to which client and split: a file or folder per client, train and test, images by class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read new rows into the columns of a known schema, such as that of a trained model."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Columns as read from files, before they become inputs and labels, and where each row stands in its file."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +43,7 @@ class RawTable:
         """Path of the first file."""
         return self.files[0].path
 
-    def filter(self, mask: Mask) -> RawTable:
+    def filter(self, mask: Mask) -> "RawTable":
         """Return the table with the rows where `mask` is true."""
         columns = {name: values[mask] for name, values in self.columns.items()}
         return replace(self, columns=columns, file_of=self.file_of[mask], rows=self.rows[mask])

@@ -1,7 +1,5 @@
 """Read the columns of CSV, TSV, Parquet and npz files; nothing in a file is executed."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -168,7 +166,7 @@ def _read_rows(file: _CsvText, width: int) -> Iterator[list[str]]:
         yield cells
 
 
-def _parse_cells(series: pl.Series, keep_text: object) -> Array:
+def _parse_cells(series: "pl.Series", keep_text: object) -> Array:
     """Return the cells of a column as numbers if all are numbers or missing, else as text."""
     import polars as pl
 

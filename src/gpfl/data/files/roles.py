@@ -1,7 +1,5 @@
 """Columns that are not inputs: labels, clients, splits and groups; and the options that choose them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Samples of rows of columns, of arrays and of folders of images, with the labels and clients that belong to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ run whatever such a file names. Here every name leads to one of the classes belo
 sees a byte: arrays are made from checked numbers alone.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Write columns as CSV, Parquet or JSON lines."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

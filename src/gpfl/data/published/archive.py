@@ -1,7 +1,5 @@
 """Archives, read in memory by member name. Nothing is unpacked to disk, so paths, links and bombs in them do no harm."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """The cache of parsed tables: plain arrays that are memory-mapped when a table is loaded."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Published datasets: their files, address, licence, parser and the settings of the paper."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Mapping

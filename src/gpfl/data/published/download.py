@@ -1,7 +1,5 @@
 """Downloads of published files, checked against the published checksum."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import zlib

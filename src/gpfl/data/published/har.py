@@ -1,7 +1,5 @@
 """UCI HAR: human activity recognition with smartphones."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping

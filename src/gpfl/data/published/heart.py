@@ -1,7 +1,5 @@
 """UCI Heart Disease: patients of four hospitals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

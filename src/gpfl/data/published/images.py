@@ -1,7 +1,5 @@
 """Datasets of images: Fashion-MNIST, CIFAR-100, Tiny-ImageNet, and scikit-learn's handwritten digits."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

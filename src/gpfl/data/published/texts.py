@@ -1,7 +1,5 @@
 """Datasets of texts: AG News, and Amazon reviews as word counts."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path

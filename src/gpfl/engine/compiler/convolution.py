@@ -3,8 +3,6 @@
 With our kernels they are operators of their own; otherwise im2col and a matrix product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any

@@ -4,8 +4,6 @@ An example's gradient of a linear layer is a product a b over few terms. Its nor
 examples' gradients, each scaled by a factor, is one product over all examples.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

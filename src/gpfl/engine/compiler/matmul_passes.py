@@ -1,7 +1,5 @@
 """Passes over matrix products: expand those of few terms; use our kernel for those of few rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

@@ -1,7 +1,5 @@
 """Products of many clients at once as custom operators of torch: our kernels on a GPU, torch's own operations elsewhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import warnings

@@ -1,7 +1,5 @@
 """General passes over the traced graph of a step: no-ops and repeated operations are eliminated."""
 
-from __future__ import annotations
-
 import operator
 
 import torch

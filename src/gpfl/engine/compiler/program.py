@@ -4,8 +4,6 @@ A function of trees, whatever torch.func transforms it uses, is traced into one 
 in place. On a GPU the graph is captured as a CUDA graph, which is replayed without Python.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +87,7 @@ class Program:
             with torch.no_grad():
                 self._run(*self._leaves)
 
-    def clone(self, aliased: tuple[str, ...]) -> Program:
+    def clone(self, aliased: tuple[str, ...]) -> "Program":
         """Return the same program on memory of its own, except for the fixed buffers named `aliased`."""
         out = copy.copy(self)
         out.fixed = {key: value if key in aliased else pytree.tree_map(torch.clone, value) for key, value in self.fixed.items()}

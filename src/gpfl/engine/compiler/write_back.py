@@ -1,7 +1,5 @@
 """The last pass over a step: it writes results into the memory of its state, and steps of SGD without a copy in between."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
