@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,14 +27,25 @@ from gpfl.deploy.supervise import finish_run
 pytestmark = pytest.mark.deployment
 
 
+MARK, OWN = "GPFL_TEST", secrets.token_hex(8)
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mark what these tests start, since other deployments may run on the machine."""
+    monkeypatch.setenv(MARK, OWN)
+
+
 def tokens() -> set[bytes]:
-    """The marks of all deployments whose processes run."""
+    """The tokens of all deployments that these tests have started and whose processes run."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            found |= {entry for entry in path.read_bytes().split(b"\0") if entry.startswith(f"{TOKEN}=".encode())}
+            entries = path.read_bytes().split(b"\0")
         except OSError:
             continue
+        if f"{MARK}={OWN}".encode() in entries:
+            found |= {entry for entry in entries if entry.startswith(f"{TOKEN}=".encode())}
     return found
 
 
