@@ -176,7 +176,8 @@ def kernel_calls(program: Program, dtype: torch.dtype) -> list[Callable[[], obje
         if not isinstance(value, torch.fx.Node):
             return value
         like = value.meta["val"]
-        return torch.empty_strided(like.shape, like.stride()).normal_(std=0.01).to(dtype)
+        sizes = [1 if stride == 0 else size for size, stride in zip(like.shape, like.stride(), strict=True)]  # expanded
+        return torch.empty_strided(sizes, like.stride()).normal_(std=0.01).to(dtype).expand(like.shape)
 
     nodes = [node for node in program._run.graph.nodes if node.target in KERNEL_CALLS]  # type: ignore[attr-defined]
     return [partial(node.target, *map(example, node.args), **node.kwargs) for node in nodes]

@@ -141,8 +141,8 @@ def federation_of(name: str, seed: int) -> gpfl.Federation:
 
 def fit(name: str, method: str, *, seed: int = 0, **settings: object) -> gpfl.Result:
     """Train on a task, for its number of rounds unless another is given."""
-    task, mu = TASKS[name], {"mu": MU} if method == "gpfl" else {}
-    settings = {"select": "test", "rounds": task.rounds, **mu, **task.run, **settings}
+    task, published = TASKS[name], {"mu": MU, "guidance": "features"} if method == "gpfl" else {}
+    settings = {"select": "test", "rounds": task.rounds, **published, **task.run, **settings}
     return gpfl.fit(method, federation_of(name, seed), seed=seed, **settings)
 
 

@@ -44,9 +44,9 @@ def shared_of(result: gpfl.Result) -> Tensor:
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedrep"])
 def test_engines_agree(method: str, settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "accountant_version", lambda: "")  # which takes longer than the runs
-    runs = [
-        fit(method, engine=engine, client_fraction=0.75, drop_last=False, **settings) for engine in ("loop", "vmap", "workers")
-    ]
+    # With seed 0 a number of GPFL lies within a rounding error of the boundary between two levels of 4 bits.
+    settings = {"client_fraction": 0.75, "drop_last": False, "seed": 1, **settings}
+    runs = [fit(method, engine=engine, **settings) for engine in ("loop", "vmap", "workers")]
     for other in runs[1:]:
         assert torch.allclose(shared_of(runs[0]), shared_of(other), atol=2e-5)
         assert other.summary["bytes_up"] == runs[0].summary["bytes_up"]

@@ -65,7 +65,9 @@ def test_every_toml_is_one_experiment_and_goes_into_the_wheel() -> None:
 
 @pytest.mark.parametrize("one", ALL.values(), ids=ALL)
 def test_paper_has_a_number_for_every_cell_but_those_it_leaves_out(one: Experiment) -> None:
-    cells = {(column.key, row.label) for column in one.columns for row in one.rows}
+    ours = {"stability": {"cifar100-10of50"}, "ablation": {"cifar100"}}.get(one.name, set())  # settings of our own
+    columns = [column for column in one.columns if column.key.split("/")[0] not in ours]
+    cells = {(column.key, row.label) for column in columns for row in one.rows}
     missing = {"scalability": {("cifar100/500", "perfedavg")}, "features": cells}.get(one.name, set())
     assert one.paper.keys() == cells - missing
     assert all(numbers.cov is not None for numbers in one.paper.values()) == (one.measure == "fairness" or not one.paper)

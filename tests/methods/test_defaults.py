@@ -50,6 +50,26 @@ def test_defaults_are_those_of_the_specification() -> None:
         assert fixed == expected, name
 
 
+def test_gpfl_has_options_of_the_data_under_the_corrected_protocol_alone() -> None:
+    def resolve(data: str, protocol: str = "corrected", **values: object) -> dict[str, object]:
+        sections: configs.ConfigDict = {
+            "data": {"name": data},
+            "run": {"protocol": protocol},
+            "method": {"name": "gpfl", **values},
+        }
+        return configs.resolve_config(sections).sections()["method"]
+
+    assert (resolve("har")["guidance"], resolve("har")["mu"]) == ("embeddings", 0.1)
+    assert resolve("fmnist")["guidance"] == "embeddings"
+    assert "guidance" not in resolve("cifar100")
+    for protocol in ("paper", "reference"):
+        values = resolve("har", protocol)
+        assert "guidance" not in values
+        assert values["mu"] != values["mu"]  # NaN: by net
+    assert resolve("har", mu=0.5)["mu"] == 0.5
+    assert "guidance" not in resolve("fmnist", guidance="features")
+
+
 def test_rates_of_perfedavg_default_to_the_learning_rate() -> None:
     method = gpfl.fit("perfedavg", toy_federation(), rounds=1, lr=0.03).engine.method
     assert (method.alpha, method.beta) == (0.03, 0.03)  # type: ignore[attr-defined]

@@ -221,7 +221,7 @@ def resolve_config(settings: ConfigDict, *, federation: Federation | None = None
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
     run = options.build(RunOptions, settings.get("run", {}), "run")
     check_device_name(run.device)
-    method = resolve_method(settings, run)
+    resolve_method(settings, run)
     defence = options.build(DefenceConfig, settings.get("defence", {}), "defence")
     defence.validate()
     # Checked before the data are asked for their defaults: that reads the user's files, which may take long.
@@ -243,18 +243,19 @@ def resolve_config(settings: ConfigDict, *, federation: Federation | None = None
         train=_build_train(
             {**defaults.get("train", {}), **PROTOCOLS[run.protocol].get("train", {}), **settings.get("train", {})}
         ),
-        method=method,
+        method=resolve_method(settings, run, defaults),
         defence=defence,
     )
 
 
-def resolve_method(settings: ConfigDict, run: RunOptions) -> Method:
-    """Return the method of the section [method] under the protocol of `run`."""
+def resolve_method(settings: ConfigDict, run: RunOptions, defaults: Defaults | None = None) -> Method:
+    """Return the method of the section [method] under the protocol of `run`, of which one has the data's defaults."""
     name = _name_in(settings, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
     check_option_owner("method", name, settings.get("method", {}), METHODS)
-    preset = PROTOCOLS[run.protocol].get(name, {})
+    presets = (defaults or {}) if run.protocol == "corrected" else PROTOCOLS[run.protocol]
+    preset = presets.get(name, {})
     method = options.build(METHODS[name], {**preset, **_without_name(settings.get("method", {}))}, "method")
     if not run.allow_noop:
         options.check_not_disabled(method, "method")

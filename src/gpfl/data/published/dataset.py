@@ -26,6 +26,7 @@ class PublishedDataset(DataSource):
     partition: Mapping[str, object]  # of the paper
     net: Mapping[str, object]  # of the paper
     train: Mapping[str, object] = field(default_factory=lambda: {"rounds": 2000, "patience": 100})  # of the authors' code
+    methods: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # options of single methods, ours
     n_samples: int = 0  # as published; 0 if unknown
     folder_names: tuple[str, ...] = ()  # common names of the folder with the files
     system_folders: tuple[Path, ...] = ()  # folders of system packages with the same files
@@ -33,8 +34,8 @@ class PublishedDataset(DataSource):
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, object]]:
-        """Settings of the paper, with early stopping as in the authors' code."""
-        return {"partition": self.partition, "net": self.net, "train": self.train}
+        """Settings of the paper, with early stopping as in the authors' code, and our options of single methods."""
+        return {"partition": self.partition, "net": self.net, "train": self.train, **self.methods}
 
     @property
     def expected_samples(self) -> int:

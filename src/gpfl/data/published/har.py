@@ -118,4 +118,5 @@ HAR = Har(
     parse=parse,
     partition={"name": "natural"},
     net={"name": "harcnn"},
+    methods={"gpfl": {"guidance": "embeddings", "mu": 0.1}},
 )

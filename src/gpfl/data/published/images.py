@@ -78,6 +78,7 @@ FMNIST = PublishedDataset(
     parse=parse_fmnist,
     partition={"name": "dirichlet", "clients": 20, "beta": 0.1},
     net={"name": "cnn4"},
+    methods={"gpfl": {"guidance": "embeddings"}},
 )
 
 CIFAR100_FILE = "cifar-100-binary.tar.gz"
