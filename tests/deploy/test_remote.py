@@ -88,6 +88,19 @@ def test_an_implausible_score_does_not_count(roster: Roster, sites: list[Site], 
     assert [len(record["client_accuracies"]) for record in outcome.history] == [4, 3, 4, 4]  # type: ignore[arg-type]
 
 
+def test_sites_of_which_none_answers_are_asked_again(roster: Roster, sites: list[Site], tmp_path: Path) -> None:
+    honest, requests = direct(sites), []
+
+    def send(messages: Mapping[int, bytes]) -> Mapping[int, Answer]:
+        requests.append(messages)
+        return {k: Answer(error="not connected") for k in messages} if len(requests) == 1 else honest(messages)
+
+    log: list[str] = []
+    outcome = coordinate(roster, send, tmp_path / "run", log=log.append)
+    assert "round 0: no site answered" in " ".join(log)
+    assert_equal(outcome.last.shared, simulate(FEDERATION, SECTIONS).outcome.last.shared)
+
+
 def test_too_few_uploads_end_the_run_with_the_reasons(roster: Roster, sites: list[Site], tmp_path: Path) -> None:
     send = tamper(sites, 1, lambda reply: Answer(error="not connected"))
     with pytest.raises(GpflError, match=r"round 1: 3 uploads from 4 sites \(1: not connected\), and --min-clients is 4"):

@@ -105,9 +105,13 @@ class Remote(Engine):
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients that answer, and let those of the next round train in the same message."""
-        if self._replies[0] != request.round:
-            last = request.round == self.schedule.rounds
-            self._ask(request.round, request.shared, self._cohort(request.round), evaluate=True, final=last)
+        for attempt in range(self._attempts):
+            if self._replies[0] != request.round or attempt:
+                last = request.round == self.schedule.rounds
+                self._ask(request.round, request.shared, self._cohort(request.round), evaluate=True, final=last)
+            if self._replies[1]:
+                break
+            self._log(f"round {request.round}: no site answered ({self._describe_errors()}); asking again")
         sizes = self.federation.n_samples(request.split)
         scores = {
             client: reply.scores[request.split]
