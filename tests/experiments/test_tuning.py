@@ -64,7 +64,7 @@ def test_every_numeric_option_of_a_method_is_searched_unless_listed_here() -> No
     fixed |= {"gpfl.alpha_levels", "gpfl.alpha_noise"}  # for what uploads tell, not for accuracy
     for name, method in METHODS.items():
         for key, option in options.options_of(method).items():
-            numeric = next(f.type for f in dataclasses.fields(method) if f.name == key) in ("float", "int")
+            numeric = next(f.type for f in dataclasses.fields(method) if f.name == key) in (float, int)
             assert (option.search is not None) == (numeric and f"{name}.{key}" not in fixed), f"{name}.{key}"
 
 
