@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="needs gpfl[flower]")
 from flwr.cli.build import build_fab_from_disk
 
 from gpfl.deploy import keys
-from gpfl.deploy.init import draft_policy, tells_label_proportions
+from gpfl.deploy.init import draft_policy, reveals_label_proportions
 from gpfl.deploy.programs import Control
 from gpfl.deploy.server import CoordinatorFolder
 from gpfl.deploy.supervise import finish_run
@@ -74,7 +74,7 @@ def test_the_policy_drafted_for_gpfl_asks_for_a_secure_sum_and_says_why(made: Co
 
 
 @pytest.mark.parametrize(
-    ("method", "tells", "secure_sum"),
+    ("method", "reveals", "secure_sum"),
     [
         ({"name": "gpfl"}, True, True),
         ({"name": "gpfl", "valve_gradient": "global"}, False, True),  # the embeddings allow a close guess
@@ -88,12 +88,12 @@ def test_the_policy_drafted_for_gpfl_asks_for_a_secure_sum_and_says_why(made: Co
     ],
     ids=str,
 )
-def test_policies_ask_for_a_secure_sum_where_uploads_tell_label_proportions(
-    made: Command, method: dict[str, object], tells: bool, secure_sum: bool
+def test_policies_ask_for_a_secure_sum_where_uploads_reveal_label_proportions(
+    made: Command, method: dict[str, object], reveals: bool, secure_sum: bool
 ) -> None:
     card = CoordinatorFolder(Path("d/coordinator")).card
     card = dataclasses.replace(card, config={**card.config, "method": method})
-    assert tells_label_proportions(card) == tells
+    assert reveals_label_proportions(card) == reveals
     assert draft_policy(card)["secure_sum"] == secure_sum
 
 
@@ -107,7 +107,7 @@ def test_dry_run_lists_what_would_leave(made: Command) -> None:
         assert tensor in result.out
     assert "head" not in result.out
     assert "total variation distance" in result.out
-    assert "lets all of this leave" in result.out
+    assert "allows all of this to leave" in result.out
     assert not (SITE / "state").exists()
 
 

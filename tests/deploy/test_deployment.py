@@ -55,7 +55,7 @@ def test_the_demo_equals_the_simulation_and_leaves_no_process(command: Command) 
     assert result.code == 0, result.out + result.err
     assert time.monotonic() - start < 180  # 90 s on two idle cores
     assert "equal to the simulation" in result.out
-    assert result.out.count("equal to the bit") == 3
+    assert result.out.count("bit-identical") == 3
     assert tokens() <= before
     lines = Path("kept/coordinator/runs/demo/clients.jsonl").read_text().splitlines()
     assert [json.loads(line)["averaged"] for line in lines] == [["east", "north", "south"]] * 2

@@ -144,7 +144,7 @@ def test_killed_superlink(start: Start, table: FaultTable) -> None:
     run.check_equal()
     table.add(
         "SuperLink killed, restarted by its supervisor",
-        "run resumed from its checkpoint; models equal to the simulation",
+        "with `deadline = 60`: run resumed from its checkpoint; models equal to the simulation",
         "`superlink ended with status -9`, `coordinator … started` again",
         run.began,
     )
@@ -182,7 +182,7 @@ def test_killed_machine_of_the_coordinator(tmp_path: Path, table: FaultTable) ->
         run.stop()
     table.add(
         "SuperLink, coordinator and their commands killed at once, started again by hand",
-        "run resumed from its checkpoint; models equal to the simulation",
+        "with `deadline = 60`: run resumed from its checkpoint; models equal to the simulation",
         "`coordinator … started` again",
         run.began,
     )

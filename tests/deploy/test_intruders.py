@@ -183,7 +183,7 @@ def test_the_proxy_lets_sites_in_and_keeps_the_control_api_from_thieves(tmp_path
         assert all(path.startswith("/v1/fleet/") for path in served)
     table.add(
         "stolen CA certificate, through the proxy",
-        "the control API is not found: no run submitted, no node registered; a site's SuperNode is connected",
+        "the control API is not found: registering a node and listing runs fail; a site's SuperNode is connected",
         "404 of `/v1/control/…`, at nginx",
         began,
     )

@@ -103,7 +103,7 @@ def test_sites_of_which_none_answers_are_asked_again(roster: Roster, sites: list
 
 def test_too_few_uploads_end_the_run_with_the_reasons(roster: Roster, sites: list[Site], tmp_path: Path) -> None:
     send = tamper(sites, 1, lambda reply: Answer(error="not connected"))
-    with pytest.raises(GpflError, match=r"round 1: 3 uploads from 4 sites \(1: not connected\), and --min-clients is 4"):
+    with pytest.raises(GpflError, match=r"round 1: 3 uploads from 4 sites \(1: not connected\), and min_clients is 4"):
         coordinate(roster, send, tmp_path / "run", min_clients=4)
 
 

@@ -34,7 +34,7 @@ from gpfl.deploy.init import (
     draft_policy,
     make_deployment,
     replace_node_key,
-    tells_label_proportions,
+    reveals_label_proportions,
     write_card,
 )
 from gpfl.deploy.policy import Policy
@@ -56,7 +56,7 @@ from gpfl.report.tables import format_bytes
 from gpfl.training.config import read_config
 
 EXPIRY_DAYS = 30
-"""Days before the certificate expires from which on the server says so."""
+"""Days before its certificate expires from which the server warns."""
 
 
 @click.group(cls=Group)
@@ -72,10 +72,10 @@ def deploy() -> None:
 @click.option("--rounds", type=click.IntRange(1, 50), default=demos.ROUNDS, show_default=True, help="Rounds.")
 @out_option("Folder to keep; the files of sites in it are used again, as they are  [default: a temporary one]")
 def demo(data: str, method: str, rounds: int, out: Path | None) -> None:
-    """Run a whole deployment on this machine, beside the simulation.
+    """Run a whole deployment on this machine, and compare it with the simulation.
 
     Makes certificates, node keys and folders, starts a server and a pair of processes for each site, trains over TLS, and
-    compares models and accuracies with the simulation of the same files, to which they must be equal.
+    checks that models and accuracies equal those of the simulation of the same files.
     """
     require_flower()
     folder = out or Path(tempfile.mkdtemp(prefix="gpfl-"))
@@ -87,7 +87,7 @@ def demo(data: str, method: str, rounds: int, out: Path | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     table = RichTable("site", "training samples", "test samples", "deployed", "simulated", "model")
     for site in result.sites:
-        equal = "equal to the bit" if site.equal else "different"
+        equal = "bit-identical" if site.equal else "different"
         table.add_row(site.name, *map(str, site.samples), f"{site.deployed:.2%}", f"{site.simulated:.2%}", equal)
     table_console().print(table)
     if not result.equal:
@@ -127,11 +127,11 @@ site_argument = click.argument(
     help="Sites needed before round 0; others join between rounds  [default: all]",
 )
 @click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to wait for replies.")
-@click.option("--secure-sum", is_flag=True, help="The coordinator learns the sum of uploads alone; at least 3 sites.")
+@click.option("--secure-sum", is_flag=True, help="The coordinator learns only the sum of uploads; needs 3 sites.")
 @click.option(
     "--plain-uploads",
     is_flag=True,
-    help="Draft policies that allow GPFL's plain uploads, which tell label proportions.",
+    help="Draft policies that allow GPFL's plain uploads, which reveal label proportions.",
 )
 def init(
     folder: Path,
@@ -170,17 +170,15 @@ def init(
     make_deployment(folder, card, hosts, port=port, policy=policy, settings=settings)
     print_line(f"Coordinator: {folder / 'coordinator'}. Start it with gpfl deploy server {folder / 'coordinator'}")
     for site in card.sites:
-        print_line(
-            f"Site {site}: {folder / 'sites' / site}. Hand it over in a safe way, with its README.md, and delete it here."
-        )
+        print_line(f"Site {site}: {folder / 'sites' / site}. Send it over a secure channel, then delete it here.")
     if draft_policy(card)["secure_sum"] and not plain_uploads and not secure_sum:
         print_line(
-            "Note: a plain upload of GPFL tells a site's label proportions, so the drafted policies let sites train in a "
+            "Note: a plain upload of GPFL reveals a site's label proportions, so the drafted policies let sites train in a "
             "secure sum only: add --secure-sum, or --plain-uploads if the coordinator may know them."
         )
-    if tells_label_proportions(card) and not plain_uploads:
+    if reveals_label_proportions(card) and not plain_uploads:
         print_line(
-            "Note: sums of few sites still tell exact label proportions of some: set alpha_levels = 1 under [method] in the "
+            "Note: sums of few sites still reveal exact label proportions of some: set alpha_levels = 1 under [method] in the "
             "config."
         )
 
@@ -273,7 +271,7 @@ def stop(folder: Path) -> None:
     own = CoordinatorFolder(folder)
     number = run_number(own)
     if not number or Control(own).status(number).startswith("finished"):
-        raise GpflError(f"run '{own.card.run}' is not under way")
+        raise GpflError(f"run '{own.card.run}' is not running")
     Control(own).stop(number)
     print_line(f"Run '{own.card.run}' stopped after its last checkpoint; resume it with gpfl deploy run {folder}")
 
@@ -311,10 +309,10 @@ def renew(folder: Path) -> None:
 @click.option("--site", required=True, metavar="NAME", help="Name of the site.")
 @click.option("--key", required=True, type=click.Path(path_type=Path), metavar="FILE", help="File node.pub of the site.")
 def register(folder: Path, site: str, key: Path) -> None:
-    """Register another node key of a site, and let the old one in no longer."""
+    """Register another node key of a site, and revoke the old one."""
     require_flower()
     Control(CoordinatorFolder(folder)).replace_key(site, key)
-    print_line(f"The node key of site {site} is replaced. Runs that are under way go on with it after gpfl deploy run.")
+    print_line(f"The node key of site {site} is replaced. A run in progress continues with it after gpfl deploy run.")
 
 
 @deploy.command()
@@ -391,16 +389,16 @@ def dry(folder: Path) -> None:
             f"{found.labels.guess:.3f} (0 = exact; the uniform guess: {found.labels.uniform:.3f})."
         )
     if card.secure_sum:
-        print_line("Tensors leave masked, 8 bytes a number; the coordinator learns their sum over sites alone.")
-    elif tells_label_proportions(card):
+        print_line("Tensors leave masked, 8 bytes a number; the coordinator learns only their sum over sites.")
+    elif reveals_label_proportions(card):
         print_line(
-            "The valve of GPFL tells the coordinator the label proportions exactly, unless noise or a secure sum of many sites "
-            "hides them; the variant alpha_levels = 1 does not."
+            "GPFL's valve reveals the label proportions to the coordinator exactly, unless noise or a secure sum of many sites "
+            "hides them; with alpha_levels = 1 it does not."
         )
     for reason in found.refused:
         print_line(f"Refused by {folder / POLICY}: {reason}")
     if not found.refused:
-        print_line(f"{folder / POLICY} lets all of this leave.")
+        print_line(f"{folder / POLICY} allows all of this to leave.")
 
 
 @site.command()

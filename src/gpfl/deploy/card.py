@@ -106,7 +106,7 @@ class DataCard:
 
     @property
     def secure_sum(self) -> bool:
-        """Whether the coordinator learns the sum of uploads alone."""
+        """Whether the coordinator learns only the sum of uploads."""
         return bool(self.config.get("train", {}).get("secure_sum", False))
 
     def to_toml(self) -> str:

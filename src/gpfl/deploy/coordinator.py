@@ -40,7 +40,9 @@ def coordinate(
     """
     federation = roster.federation(statistics=statistics)
     if min_clients > len(federation):
-        raise GpflError(f"--min-clients is {min_clients}; run '{roster.run}' has {len(federation)} sites: lower it")
+        raise GpflError(
+            f"min_clients is {min_clients}; run '{roster.run}' has {len(federation)} sites: lower it in deployment.toml"
+        )
     config, spec = roster.prepare(federation)
     known = (folder / "config.toml").exists()
     run_dir = RunDir.open(folder) if known else RunDir.create(folder, config.to_toml(), federation)

@@ -64,7 +64,7 @@ CONFIGS: Mapping[str, ConfigDict] = {
 
 @dataclass(frozen=True)
 class SiteResult:
-    """A site of the demo: accuracy on its test samples, deployed and simulated, and whether its models are equal to the bit."""
+    """A site of the demo: accuracy on its test samples, deployed and simulated, and whether its models are bit-identical."""
 
     name: str
     samples: tuple[int, int]

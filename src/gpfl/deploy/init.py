@@ -65,11 +65,11 @@ In Flower's simulation, with the folders of all sites beside the coordinator's, 
 LICENSE = "Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
 
 GPFL_UPLOADS = """
-The run trains GPFL. A single upload of GPFL's conditional valve tells the coordinator this site's label proportions exactly,
-in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. With
-alpha_levels = 1 under [method] in the config of the run the valve tells only which classes are present, with
+The run trains GPFL. A single upload of GPFL's conditional valve reveals this site's label proportions exactly to the
+coordinator, in any round: the update of its weights spans the mean of the class embeddings weighted by these proportions. With
+alpha_levels = 1 under [method] in the config of the run the valve reveals only which classes are present, with
 valve_gradient = "global" not even that; but the class embeddings still allow a close guess. A secure sum hides single uploads,
-so with secure_sum = true this site trains in a run with one and in no other. A sum of few sites still tells the exact
+so with secure_sum = true this site trains in a run with one and in no other. A sum of few sites still reveals the exact
 proportions of some, unless the config has one of these options: ask for both. Set secure_sum to false if the coordinator may
 know how frequent each class is here.
 """.strip()
@@ -146,8 +146,8 @@ def shares_embeddings(card: DataCard) -> bool:
     return method.get("name", "gpfl") == "gpfl" and "gce" not in cast(list[str], method.get("without", ()))
 
 
-def tells_label_proportions(card: DataCard) -> bool:
-    """Return whether single uploads of a run tell label proportions exactly: those of GPFL, except in some variants."""
+def reveals_label_proportions(card: DataCard) -> bool:
+    """Return whether single uploads of a run reveal label proportions exactly: those of GPFL, except in some variants."""
     method = card.config.get("method", {})
     if not shares_embeddings(card) or {"cov", "pci"} & set(cast(list[str], method.get("without", ()))):
         return False

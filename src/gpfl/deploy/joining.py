@@ -1,4 +1,4 @@
-"""The sites of a run: what they say of their samples before round 0, and sites that join between rounds."""
+"""The sites of a run: how they describe their samples before round 0, and sites that join between rounds."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ class Members(NamedTuple):
     """The sites of a run, in the order in which they joined.
 
     Attributes:
-        descriptions: What each site said of its samples.
-        starters: How many of them were there before round 0. Columns are encoded by their statistics to the end.
+        descriptions: The description of each site's samples.
+        starters: Number of sites that joined before round 0. Their statistics encode columns in all rounds.
 
     """
 
@@ -48,7 +48,7 @@ class Members(NamedTuple):
         return cls(descriptions, starters)
 
     def save(self, path: Path, card: DataCard) -> None:
-        """Keep the sites for a resumed run."""
+        """Save the sites, for a resumed run."""
         sites = {site: dataclasses.asdict(each) for site, each in self.descriptions.items()}
         files.write_text(path, json.dumps({"card": card.digest, "starters": self.starters, "sites": sites}, indent=1) + "\n")
 
@@ -69,7 +69,7 @@ class Members(NamedTuple):
 def describe_sites(
     card: DataCard, transport: Transport, start_clients: int, max_samples: int, log: Log, attempts: int = 3
 ) -> Members:
-    """Ask the sites of a card what they say of their samples. Raise if fewer than `start_clients` answer.
+    """Ask the sites of a card to describe their samples. Raise if fewer than `start_clients` answer.
 
     Args:
         card: The data card.
@@ -99,7 +99,7 @@ def describe_sites(
 
 
 def read_description(answer: Answer | None, max_samples: int) -> Description:
-    """Return what a site says of its samples. Raise if it says nothing, or nothing plausible."""
+    """Return a site's description of its samples. Raise if there is none, or if it claims too many samples."""
     if answer is None or answer.error:
         raise GpflError(answer.error if answer else "no reply before the deadline")
     found = Description.unpack(answer.payload)
@@ -109,10 +109,10 @@ def read_description(answer: Answer | None, max_samples: int) -> Description:
 
 
 class SitesJoinedError(Exception):
-    """The rounds stop after a checkpoint, to go on with further sites.
+    """Raised after a checkpoint if sites have joined, so that the run continues with them.
 
     Attributes:
-        sites: What these sites say of their samples.
+        sites: The description of each new site's samples.
 
     """
 
@@ -164,7 +164,7 @@ class Joining(Callback):
         self._is_round_done = True
 
     def on_checkpoint(self, path: Path) -> None:
-        """Raise if sites have joined and no replies of the next round are under way."""
+        """Raise if sites have joined and no replies of the next round are pending."""
         if self._is_round_done and self._found:
             raise SitesJoinedError(self._found)
         self._is_round_done = False

@@ -1,4 +1,4 @@
-"""The engine whose clients are at other sites: it asks them for rounds and scores, and averages what passes the guard."""
+"""The engine whose clients are at other sites: it asks them to train and evaluate, and aggregates what passes the guard."""
 
 import json
 import math
@@ -51,9 +51,9 @@ class Remote(Engine):
         roster: The run and its sites.
         transport: Sends messages to sites.
         folder: Folder of the run.
-        min_clients: Uploads that a round needs.
+        min_clients: Fewest uploads of a round.
         max_norm_ratio: Largest norm of an update in multiples of the cohort's median; 0 = no limit.
-        attempts: How often a round is asked for before the run stops.
+        attempts: How often a round is tried before the run stops.
         log: Called with a line for each event.
 
     """
@@ -146,11 +146,11 @@ class Remote(Engine):
                 break
             self._log(f"round {request.round}: {pluralize(len(replies), 'upload')}, {needed} needed; asking again")
         else:
-            rule = f"train.aggregation = '{self.aggregation.rule}' needs {needed}"
-            limit = f"--min-clients is {needed}" if needed == self._min_clients else rule
+            lower = f"min_clients is {needed}: lower it in deployment.toml, or start the sites and run again"
+            rule = f"train.aggregation = '{self.aggregation.rule}' needs {needed}: start the sites and run again"
             raise GpflError(
                 f"round {request.round}: {pluralize(len(replies), 'upload')} from {len(request.cohort)} sites "
-                f"({self._describe_errors()}), and {limit}: lower it, or start the sites and run again"
+                f"({self._describe_errors()}), and {lower if needed == self._min_clients else rule}"
             )
         cohort = sorted(replies)
         uploads = self.new_aggregator(request._replace(clients=cohort, cohort=cohort))
@@ -177,7 +177,7 @@ class Remote(Engine):
                 if faults := [path for path, numbers in total.items() if not sum_is_plausible(numbers)]:
                     raise GpflError(
                         f"round {request.round}: the secure sum cannot be used ('{faults[0]}' has entries beyond "
-                        f"{MAX_VALUE:.3g}, so masks did not cancel or a site sent nonsense): check the logs of the sites"
+                        f"{MAX_VALUE:.3g}, so masks did not cancel or a site sent invalid numbers): check the logs of the sites"
                     )
                 return self._result(request, replies, SecureSum.of(tree.unflatten_like(self._template, total)))
             # Sites that were only late may take part again; those that were not heard of are left out.
@@ -185,7 +185,7 @@ class Remote(Engine):
             self._log(f"round {request.round}: the secure sum lacks sites ({self._describe_errors()}); repeating the round")
         raise GpflError(
             f"round {request.round}: no secure sum of {needed} sites or more ({self._describe_errors()}): start the sites and "
-            "run again, or lower --min-clients"
+            f"run again{', or lower min_clients in deployment.toml' if needed > self.aggregation.min_clients else ''}"
         )
 
     def _result(self, request: TrainRequest, replies: Mapping[int, RoundReply], aggregator: Aggregator) -> RoundResult:
@@ -207,7 +207,7 @@ class Remote(Engine):
         """The most uploads that a site has made, also of rounds that were lost."""
         return max(self._uploads.values(), default=0)
 
-    # Asking.
+    # Requests to sites.
 
     def _cohort(self, round: int) -> list[int]:
         """Return the clients that train in a round, as the round loop samples them."""

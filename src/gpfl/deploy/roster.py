@@ -25,7 +25,7 @@ from gpfl.training.config import Config, ConfigDict, resolve_config
 from gpfl.training.prepare import prepare
 
 PROBE_ROWS = 64
-"""Placeholder rows of a client that vary: checks of a defence probe a method on them."""
+"""Number of placeholder rows per client that are not zeros: checks of a defence run the method on them."""
 SECTIONS = ("run", "net", "train", "method", "defence")
 """Sections of a config that a roster holds; the data are described by its other entries."""
 
@@ -109,7 +109,7 @@ class Roster:
         return dataclasses.replace(self, sites={**self.sites, site: sizes}, mask_keys=mask_keys, first=self.origin)
 
     def extends(self, earlier: "Roster") -> bool:
-        """Return whether this is an earlier roster of the same run, joined by further sites."""
+        """Return whether this is the earlier roster of the same run with further sites."""
         joined = earlier
         for site in list(self.sites)[len(earlier.sites) :]:
             joined = joined.join(site, self.sites[site], self.mask_keys.get(site, ""))
@@ -204,7 +204,7 @@ class Roster:
         if table.input_spec != self.input_spec:
             raise GpflError(f"site '{site}' has samples of {table.input_spec}; those of the run are {self.input_spec}")
         if table.classes != self.n_classes or table.class_names != self.class_names:
-            raise GpflError(f"site '{site}' numbers its classes otherwise than run '{self.run}': check its data again")
+            raise GpflError(f"site '{site}' numbers its classes differently from run '{self.run}': check its data again")
         return table
 
 

@@ -129,7 +129,7 @@ class Worker:
         self._masker: Masker | None = None
 
     def answer(self, signed: bytes) -> bytes:
-        """Return the reply to a request. Never raise: what goes wrong is logged here and only named there."""
+        """Return the reply to a request. Never raise: errors are logged here; the coordinator gets only a code."""
         start = time.perf_counter()
         try:
             reply, text = self._handle(signed)
@@ -147,7 +147,7 @@ class Worker:
             message = keys.verify(signed, self.folder.path / SIGNING_KEY)
         except GpflError as error:
             raise RefusedError("signature", str(error)) from None
-        self.policy = Policy.read(self.folder.path / POLICY)  # it holds from the moment it is written
+        self.policy = Policy.read(self.folder.path / POLICY)  # changes take effect at once
         if self.folder.accepted != self.card.digest:
             if (card := self.folder.card).digest != self.folder.accepted:
                 raise RefusedError("card", "the data card is not accepted: gpfl deploy site check --accept")
@@ -259,7 +259,7 @@ class Worker:
         )
 
     def model_site(self) -> Site:
-        """Return the site of the run that it took part in last."""
+        """Return the site in the last run that it took part in."""
         states = sorted((self.folder.path / "state").glob("*/shared.safetensors"), key=lambda path: path.stat().st_mtime)
         if not states:
             raise GpflError(f"site '{self.name}' has taken part in no run yet: wait for round 0")
@@ -268,14 +268,14 @@ class Worker:
 
 
 class Ledger:
-    """The uploads of a site under one data card: what they depended on, and the last one as it was sent.
+    """The uploads of a site under one data card: the digests of their requests, and the last one as it was sent.
 
     An upload is made once: the last request, if it comes again, gets the same bytes, with the same noise and the same masks,
-    and does not train again. Every other one counts.
+    without training again. Every other request counts as a new upload.
     """
 
     def __init__(self, folder: Path, card: str, origin: str) -> None:
-        self._origin = origin  # of the run's rosters: a site that joins makes no upload of another one's new
+        self._origin = origin  # the same for all rosters of a run: uploads stay known when a site joins
         self._path, self._last = folder / f"uploads-{card[:16]}.json", folder / f"uploads-{card[:16]}.safetensors"
 
     def count(self) -> int:
@@ -298,7 +298,7 @@ class Ledger:
     def add(self, request: RoundRequest, reply: RoundReply) -> None:
         """Keep an upload, and count it before it leaves."""
         entries, key = self._read(), self._key(request)
-        while key in entries:  # plain uploads may be asked for with other content
+        while key in entries:  # requests for plain uploads may repeat a round with other content
             key += "'"
         files.write_text(self._path, json.dumps({**entries, key: request.upload_digest}, indent=1) + "\n")
         write_tensors(self._last, reply.upload, {"digest": request.upload_digest, "terms": reply.terms})
@@ -333,7 +333,7 @@ def serve(worker: Worker, stop: Callable[[], bool] = lambda: False) -> None:
                     try:
                         send(connection, worker.answer(receive(connection)))
                     except (OSError, EOFError):
-                        continue  # the SuperNode has gone; its request comes again
+                        continue  # the SuperNode is gone; its request will come again
         finally:
             path.unlink(missing_ok=True)
 
