@@ -52,7 +52,7 @@ def print_plan(
 
 
 def run_missing(jobs: Sequence[Job], plan: GridPlan, noun: str) -> dict[Path, str]:
-    """Run the unfinished jobs, which users know as `noun`, and return why some failed, by folder."""
+    """Run the unfinished jobs, and return why some failed, by folder. `noun` is the word for a job in messages."""
     missing = grid_runner.unfinished_jobs(jobs, plan)
     if len(missing) < len(jobs):
         print_line(f"Already finished: {len(jobs) - len(missing)} of {pluralize(len(jobs), noun)}.")
@@ -62,7 +62,7 @@ def run_missing(jobs: Sequence[Job], plan: GridPlan, noun: str) -> dict[Path, st
 
 
 class GridReporter(ProgressReporter):
-    """Shows the finished cells of a grid, the time left at the average time of a finished cell, and the current runs.
+    """Shows the finished cells of a grid, the time left estimated from their mean time, and the current runs.
 
     `reporter.end(job, problem)` ends a cell.
     """

@@ -86,7 +86,7 @@ read_options = compose(
 @data_argument
 @client_options
 @output_option(f"File to write ({', '.join(OUTPUT_SUFFIXES)}); - prints CSV.", "-")
-@click.option("--keep", type=CommaList(str), default=(), help="Columns of the data to write beside predictions.")
+@click.option("--keep", type=CommaList(str), default=(), help="Columns of the data to write next to predictions.")
 @force_option
 @threshold_option
 @read_options

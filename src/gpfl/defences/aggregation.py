@@ -14,13 +14,13 @@ from gpfl.errors import GpflError, pluralize
 
 RULES = ("mean", "trimmed_mean", "median", "krum")
 FRACTION_BITS = 36
-"""Bits after the point of a number in a secure sum: entries of the mean are exact to 2⁻³⁷ for each client."""
+"""Fractional bits of the fixed-point integers in a secure sum: each client adds an error of at most 2⁻³⁷ to the mean."""
 MAX_VALUE = 2.0 ** (62 - FRACTION_BITS)
-"""Largest magnitude of an entry times its weight. Sums of weighted entries, which are means, stay below it."""
+"""Bound on the magnitude of an entry times its weight, and of the sum of these over clients, which is a mean."""
 INTEGER_BYTES = 8
 """Bytes of a number in a secure sum."""
 MIN_COHORT = 3
-"""Fewest clients of a secure sum, with two each knows the other's upload; and of a robust rule."""
+"""Fewest clients in a secure sum (with two, each can compute the other's upload) or under a robust rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class Aggregation:
     """How uploads are combined.
 
     Attributes:
-        rule: One of `RULES`. All but the mean look at single uploads, and weigh them equally.
+        rule: One of `RULES`. All but the mean compare single uploads and weight them equally.
         trim_fraction: Fraction β of the largest, and of the smallest, values that the trimmed mean leaves out.
         byzantine: Number f of malicious clients that Krum expects.
-        secure_sum: Whether the server sees nothing but the sum, in whole numbers.
+        secure_sum: Whether the server sees only the sum of weighted uploads, in fixed-point integers.
 
     """
 
@@ -59,7 +59,7 @@ class Aggregation:
         if self.rule != "mean" and "base" not in method.shares:
             raise GpflError(
                 f"{method.name} uploads {', '.join(method.shares)}, of which a client sends only those of its own classes, so "
-                f"train.aggregation = '{self.rule}' would take absent ones for zeros: use --aggregation mean"
+                f"train.aggregation = '{self.rule}' would treat the missing ones as zeros: use --aggregation mean"
             )
         if fewest < self.min_clients:
             name = "a secure sum" if self.secure_sum else f"train.aggregation = '{self.rule}'"
@@ -74,7 +74,7 @@ class Aggregation:
                 "and --valve-upload, or --secure-sum"
             )
         if self.secure_sum and device.type == "mps":
-            raise GpflError("a secure sum needs numbers of 64 bits, which device 'mps' has not: use --device cpu")
+            raise GpflError("a secure sum computes in float64, which device 'mps' lacks: use --device cpu")
 
     def combine(self, uploads: Tree) -> Tree:
         """Return the robust aggregate of uploads, stacked in the order of the clients."""
@@ -100,14 +100,14 @@ def trimmed_mean(values: Tensor, trimmed: int) -> Tensor:
 
 
 def krum(uploads: Tree, byzantine: int) -> int:
-    """Return which of the stacked uploads is nearest to its n − f − 2 nearest others, by squared Euclidean distance."""
+    """Return the index of the upload with the smallest sum of squared distances to its n − f − 2 nearest others."""
     count = len(next(tree.leaves(uploads)))
     distances = torch.zeros(count, count, dtype=torch.float64)
     for t in tree.leaves(uploads):
         rows = t.reshape(count, -1)
         for i in range(count - 1):
             distances[i, i + 1 :] += (rows[i + 1 :] - rows[i]).square().sum(1, dtype=torch.float64).cpu()
-    distances = (distances + distances.T).nan_to_num(math.inf).fill_diagonal_(math.inf)  # of uploads with NaN or infinity
+    distances = (distances + distances.T).nan_to_num(math.inf).fill_diagonal_(math.inf)  # uploads with NaN are far
     nearest = distances.sort(1).values[:, : max(1, count - byzantine - 2)]
     return int(nearest.sum(1).argmin())
 
@@ -116,11 +116,11 @@ def krum(uploads: Tree, byzantine: int) -> int:
 
 
 def to_integers(values: Tensor, weight: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return weighted values as whole numbers, and whether one of them is too large for that or NaN."""
+    """Return weighted values as fixed-point integers, and whether one of them is NaN or too large."""
     weighted = values.double() * weight
     return (weighted * 2.0**FRACTION_BITS).round().to(torch.int64), ~(weighted.abs() < MAX_VALUE).all()
 
 
 def from_integers(total: Tensor) -> Tensor:
-    """Return the mean in a sum of whole numbers."""
+    """Return the mean from a sum of fixed-point integers."""
     return (total.double() / 2.0**FRACTION_BITS).float()

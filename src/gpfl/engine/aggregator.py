@@ -1,4 +1,4 @@
-"""What a server makes of the uploads of a round, as they arrive."""
+"""Aggregators, which collect the uploads of a round and return their aggregate."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gpfl.engine.distributed import ProcessGroup
 
 
 class Aggregator(ABC):
-    """The uploads of a round so far.
+    """Base class of aggregators, which hold the uploads of a round so far.
 
     Args:
         weights: Weights of the clients in the mean, by position in the request.
@@ -38,7 +38,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def gather(self, clients_by_rank: Sequence[Sequence[int]], group: ProcessGroup) -> Self:
-        """Return the aggregator of all processes, of which each has its own clients."""
+        """Return the aggregator of the whole cohort; each process holds the uploads of its own clients."""
 
     @abstractmethod
     def result(self) -> Tree:
@@ -49,7 +49,7 @@ class Aggregator(ABC):
 
 
 class WeightedSum(Aggregator):
-    """The weighted sum, which is the mean."""
+    """The weighted sum of uploads, which is their mean since the weights sum to one."""
 
     def __init__(self, weights: Tensor, total: Tree | None = None) -> None:
         super().__init__(weights)
@@ -82,19 +82,19 @@ class WeightedSum(Aggregator):
 
 
 class SecureSum(WeightedSum):
-    """The sum of weighted uploads in whole numbers, as a server gets it from masked uploads, whose masks cancel."""
+    """The sum of weighted uploads in fixed-point integers, as a server gets it once the masks cancel."""
 
     @classmethod
     def of(cls, total: Tree) -> Self:
-        """Return the aggregator with a sum of whole numbers."""
+        """Return the aggregator with a sum of fixed-point integers."""
         return cls(torch.ones(0), {"sum": total, "faults": torch.zeros((), dtype=torch.int64)})
 
     def add(self, position: int, upload: Tree) -> None:
-        """Add the whole numbers of weight × upload."""
+        """Add weight × upload in fixed-point integers."""
         self.add_stacked([position], tree.map_leaves(lambda t: t[None], upload))
 
     def add_stacked(self, positions: Sequence[int], uploads: Tree) -> None:
-        """Add the whole numbers of weighted uploads."""
+        """Add weighted uploads in fixed-point integers."""
         weights, faults = self._weights_at(positions).double(), torch.zeros((), dtype=torch.int64, device=self._weights.device)
 
         def integers(t: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class SecureSum(WeightedSum):
         self._add({"sum": tree.map_leaves(integers, uploads), "faults": faults})
 
     def result(self) -> Tree:
-        """Return the mean; it is NaN if an upload did not fit."""
+        """Return the mean; it is NaN if a value was NaN or too large."""
         faulty = bool(tree.leaf(self._total, "faults"))
         mean = tree.map_leaves(from_integers, tree.branch(self._total, "sum"))
         return tree.map_leaves(lambda t: t * torch.nan, mean) if faulty else mean
@@ -139,7 +139,7 @@ class AllUploads(Aggregator):
         return out
 
     def result(self) -> Tree:
-        """Return what the rule makes of the uploads, in the order of the clients."""
+        """Return the aggregate by the rule, which gets the uploads in the order of the clients."""
         order = torch.as_tensor([i for positions, _ in self._groups for i in positions], dtype=torch.int64).argsort()
         stacked = tree.concatenate([uploads for _, uploads in self._groups])
         return self._aggregation.combine(tree.take(stacked, order.to(self._weights.device)))

@@ -99,7 +99,7 @@ class RoundResult(NamedTuple):
 
     @property
     def mean(self) -> Tree:
-        """The weighted mean of the uploads, or what another rule of aggregation makes of them."""
+        """The aggregate of the uploads: their weighted mean, or the result of another aggregation rule."""
         return self.uploads.result()
 
 
@@ -307,8 +307,8 @@ class Engine(ABC):
     def count_steps(self, phase: Phase) -> int:
         """Return the expected number of steps that all clients take in the run.
 
-        It decides whether steps are traced. So it must not depend on who was drawn for the first round: a resumed run would
-        decide otherwise, and round otherwise.
+        It decides whether steps are traced. So it must not depend on the clients sampled for the first round: a resumed run
+        could decide differently, and its last digits would differ.
         """
         width, fraction = self.schedule.batch_size * phase.batches, self.schedule.client_fraction
         sizes = self.federation.n_samples("train")

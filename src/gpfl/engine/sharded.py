@@ -19,7 +19,7 @@ from gpfl.engine.slots import pack
 class Sharded(Engine):
     """Engine of one of several processes. Private state stays with its process.
 
-    Sums of uploads, loss terms and scores travel, and uploads themselves if the rule of aggregation compares them.
+    Processes exchange sums of uploads, loss terms and scores, and the uploads themselves if the aggregation rule compares them.
     """
 
     name: ClassVar[str] = "sharded"

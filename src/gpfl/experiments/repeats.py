@@ -1,4 +1,4 @@
-"""Repeated splits: several methods on the same data, divided again in every repeat.
+"""Repeated splits: several methods on the same data, split anew in every repeat.
 
 Repeat k draws the split (for synthetic partitions, the partition) with the seed of the partition plus k, and trains with the
 seed of the run plus k. All methods get the same splits. Preprocessing is fitted to each repeat's own training samples.
@@ -154,7 +154,7 @@ def run_repeats(
     draw: DrawSplit | None = None,
     draw_for: Mapping[str, DrawSplit] | None = None,
 ) -> RepeatedResults:
-    """Run the repeats 0 to `repeats` − 1 of every method that `out` does not hold yet, and return those of these methods.
+    """Run repeats 0 to `repeats` − 1 of every method, except those that `out` holds, and return all of them.
 
     Without `out` the results stay in memory. `overrides` has settings of single methods by name. `draw` returns the federation
     of a repeat, by default the config's partition with another seed; `draw_for` replaces it for single methods.

@@ -1,4 +1,4 @@
-"""Federations: a table and the samples of each client; manifests, from which others get the same federation.
+"""Federations: a table and the samples of each client; manifests, from which the same federation is rebuilt.
 
 A manifest is a TOML file that names the table and lists the samples of each client.
 """

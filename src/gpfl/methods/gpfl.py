@@ -90,7 +90,7 @@ class GPFL(Method):
     )
     valve_upload: str = option(
         "full",
-        "form in which V counts as sent: 'full', or 'factors', smaller and without loss, which hold p_i",
+        "form in which bytes of V are counted: 'full', or 'factors', smaller and lossless, which contain p_i",
         choices=("full", "factors"),
         omit_default=True,
     )
@@ -142,7 +142,7 @@ class GPFL(Method):
 
     @property
     def sends_factors(self) -> bool:
-        """Whether V counts as sent in factors."""
+        """Whether uploads of V are counted as factors."""
         return self.valve_upload == "factors" and self.uses_factored_valve and "cov" in self.shared_parts
 
     @property

@@ -126,7 +126,7 @@ class TrainOptions:
         1, "malicious clients that krum expects; a round needs 2f + 3 clients", symbol="f", min=0, omit_default=True
     )
     secure_sum: bool = option(
-        False, "the server sees the sum of uploads alone, in whole numbers; at least 3 clients in a round", omit_default=True
+        False, "the server sees only the sum of uploads, in integers; needs 3 clients in a round", omit_default=True
     )
     patience: int = option(0, "stop after this many rounds without a better --metric; 0 = never", min=0)
 
@@ -158,7 +158,7 @@ class Config:
     defence: DefenceConfig = NO_DEFENCE
 
     def to_toml(self) -> str:
-        """Return the text of config.toml, which runs the same again."""
+        """Return the text of config.toml, which reproduces the run."""
         return toml.dump({"format_version": FORMAT_VERSION, **self.sections()})
 
     def sections(self) -> ConfigDict:
@@ -249,7 +249,7 @@ def resolve_config(settings: ConfigDict, *, federation: Federation | None = None
 
 
 def resolve_method(settings: ConfigDict, run: RunOptions, defaults: Defaults | None = None) -> Method:
-    """Return the method of the section [method] under the protocol of `run`, of which one has the data's defaults."""
+    """Return the method of [method] with the presets of the protocol; those of `corrected` are the data's defaults."""
     name = _name_in(settings, "method", "gpfl")
     if name not in METHODS:
         raise GpflError(f"unknown method '{name}'; {did_you_mean(name, METHODS)}")
@@ -287,7 +287,7 @@ def _build_train(values: Mapping[str, object]) -> TrainOptions:
 
 
 def _check_partition(settings: ConfigDict) -> None:
-    """Raise for options that no partition takes which the user's files might choose."""
+    """Raise if the options fit none of the partitions that the user's files may select."""
     values = settings.get("partition", {})
     if "name" in values:
         _resolve_partition(settings, {})
