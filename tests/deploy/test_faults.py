@@ -204,7 +204,7 @@ def test_slow_site(start: Start, table: FaultTable) -> None:
     assert len(late) == missed  # its late replies are in no mean
     event = "`north: no reply before the deadline`"
     table.add("slow site", f"left out of {missed} of 5 rounds; run finished", event, run.began)
-    table.add("late reply", "in no mean; the site trained on from its last accepted round", event, run.began)
+    table.add("late reply", "not in any mean; the site trained on from its last accepted round", event, run.began)
 
 
 def test_full_disk_at_a_site(tmp_path: Path, table: FaultTable) -> None:
@@ -356,7 +356,7 @@ def test_bad_replies(start: Start, table: FaultTable) -> None:
     )
     table.add(
         "1e9 samples before round 0",
-        "not let in until it says something plausible",
+        "not admitted until it claims a plausible number",
         "`it claims 1,000,000,010 samples`",
         run.began,
     )

@@ -186,7 +186,7 @@ def test_comparison_refuses_a_folder_of_another_config_and_names_the_key(command
     refused(command(*given, "--partition-seed", 4), "partition.seed (--partition-seed) = 1, now it is 4")
     assert read_files(Path("all")) == before
     Path("all/local/config.toml").write_text("[run")
-    refused(command(*given), "all/local/config.toml is not a TOML file", "replace it by a good copy")
+    refused(command(*given), "all/local/config.toml is not a TOML file", "replace it with a good copy")
 
 
 def test_comparison_refuses_a_folder_of_another_federation(command: Command) -> None:

@@ -81,7 +81,7 @@ def test_manifest_that_is_damaged_is_named(tmp_path: Path, text: bytes) -> None:
     one, other = (trials_of(tmp_path, name, {0: [[0.5, 0.25]]}) for name in ("gpfl", "fedavg"))
     path = other.runs[0].path / "federation.toml"
     path.write_bytes(text)
-    with pytest.raises(gpfl.GpflError, match=rf"{path} cannot be read: put a good copy in its place, or"):
+    with pytest.raises(gpfl.GpflError, match=rf"{path} cannot be read: replace it with a good copy, or"):
         compare_paired(one, other)
 
 

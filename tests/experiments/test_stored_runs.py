@@ -91,7 +91,7 @@ def test_packing_adds_seeds_to_an_archive(results: Path, tmp_path: Path) -> None
 
 def test_damaged_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(lzma.compress(b'{"format_version": 2, "na'))
-    with pytest.raises(GpflError, match=f"{ARCHIVE} cannot be read .*: put a good copy in its place"):
+    with pytest.raises(GpflError, match=f"{ARCHIVE} cannot be read .*: replace it with a good copy"):
         list(stored_runs.read_archive(tmp_path / ARCHIVE))
 
 

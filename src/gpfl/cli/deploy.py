@@ -253,7 +253,7 @@ def status(folder: Path) -> None:
 @folder_argument
 @click.option("-n", "--lines", type=click.IntRange(1), default=50, show_default=True, help="Lines of each log.")
 def logs(folder: Path, lines: int) -> None:
-    """Show the ends of the logs of a coordinator or a site."""
+    """Show the last lines of the logs of a coordinator or a site."""
     paths = sorted((folder / "log").glob("*.log"))
     if not paths:
         raise GpflError(f"there are no logs in {folder / 'log'}: has it been started?")
@@ -332,7 +332,7 @@ def model(folder: Path, out: Path) -> None:
 
 @deploy.group(cls=Group)
 def site() -> None:
-    """Check, start and look after a site."""
+    """Check, start and maintain a site."""
 
 
 @site.command()

@@ -1,6 +1,6 @@
 """Secure sums: the coordinator learns the mean of uploads, and no single one.
 
-Each pair of sites has a secret, from their X25519 keys. A site rounds its weighted upload to whole numbers modulo 2⁶⁴ and adds
+Each pair of sites has a secret, from their X25519 keys. A site rounds its weighted upload to integers modulo 2⁶⁴ and adds
 a mask for every other site of the cohort; masks of a pair cancel in the sum. Masks are new for each round, cohort and attempt.
 If a site drops out, the masks of the others do not cancel, and the round is repeated by the others with newly trained uploads
 and new masks: the same uploads are never summed twice, since the difference of two such sums would be the dropped one's.
@@ -84,7 +84,7 @@ def sum_is_plausible(total: Tensor) -> bool:
 def find_masked_fault(upload: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> str:
     """Return what is wrong with a masked upload, or "". Its values say nothing."""
     if upload.keys() != template.keys():
-        return f"it has not the tensors of the method: {', '.join(sorted(upload.keys() ^ template.keys())[:3])}"
+        return f"its tensors are not those of the method: {', '.join(sorted(upload.keys() ^ template.keys())[:3])}"
     for path, tensor in upload.items():
         if tensor.dtype != torch.int64:
             return f"'{path}' is not masked ({tensor.dtype})"

@@ -46,7 +46,7 @@ own key for secure sums, which is made at the site."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal everywhere: other versions may compute other bits or speak another protocol."""
+    """Return the versions that must match everywhere: others may compute different bits or use another protocol."""
     installed = {found.name: found.version for found in metadata.distributions(name="flwr")}
     return {"gpfl": gpfl.__version__, "torch": torch.__version__.partition("+")[0], **installed}
 

@@ -86,7 +86,7 @@ class StoredRun:
             return hash_partition(self.archived["manifest"]) if self.archived else _read_partition_hash(path.read_bytes())
         except (OSError, ValueError, KeyError, TypeError):
             raise GpflError(
-                f"{path} cannot be read: put a good copy in its place, or remove {self.path} and run it again"
+                f"{path} cannot be read: replace it with a good copy, or remove {self.path} and run it again"
             ) from None
 
 
@@ -190,7 +190,7 @@ def read_archive(archive: Path) -> Iterator[Content]:
             read_version(entry, archive)
             yield entry
     except (OSError, ValueError, lzma.LZMAError) as problem:
-        raise GpflError(f"{archive} cannot be read ({problem}): put a good copy in its place") from None
+        raise GpflError(f"{archive} cannot be read ({problem}): replace it with a good copy") from None
 
 
 def _unpack_metrics(metrics: Content) -> list[MetricsRecord]:

@@ -57,7 +57,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return the tensors and the metadata of a file. Raise if it is missing, damaged or too new."""
     if not path.is_file():
         raise GpflError(f"{path} is {'a folder' if path.is_dir() else 'missing'}; give the path of a safetensors file")
-    fix = "remove it to start over, or replace it by a good copy"
+    fix = "remove it to start over, or replace it with a good copy"
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, object] = json.loads((file.metadata() or {}).get(KEY, "{}"))

@@ -16,7 +16,7 @@ def read(path: Path) -> dict[str, object]:
     except OSError as error:
         raise GpflError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GpflError(f"{path} is not a TOML file ({error}): fix it, or replace it by a good copy") from None
+        raise GpflError(f"{path} is not a TOML file ({error}): fix it, or replace it with a good copy") from None
 
 
 def parse_value(text: str) -> object:

@@ -15,7 +15,7 @@ from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
 from gpfl.methods.gpfl import GPFL, embeddings_of
 
-_ROUNDING = 1e-4  # below which a class weight counts as a whole multiple, or as none
+_ROUNDING = 1e-4  # tolerance for rounding of class weights, and the smallest noisy one
 
 CONTEXT_SEED = 0
 """Constant contexts are the same in every run and for every client."""
