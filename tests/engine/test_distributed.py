@@ -36,8 +36,9 @@ def launch(ranks: int, *arguments: object, script: str = "distributed_run.py", c
     return done.stderr
 
 
-def assert_same_run(first: Path, second: Path) -> None:
+def assert_same_run(method: str, first: Path, second: Path) -> None:
     """Check that two folders hold the same metrics and the same models."""
+    limit = 2e-6 if method == "gpfl+median" else 1e-6  # a median has the rounding of one or two clients, a mean averages it
     metrics = [metrics_without_time(folder) for folder in (first, second)]
     assert len(metrics[0]) == len(metrics[1]) == 6
     for expected, found in zip(*metrics, strict=True):
@@ -48,7 +49,7 @@ def assert_same_run(first: Path, second: Path) -> None:
     for path in sorted((first / "models").iterdir()):
         models = load_file(path), load_file(second / "models" / path.name)
         for name, value in models[0].items():
-            assert float((value - models[1][name]).abs().max()) < 1e-6
+            assert float((value - models[1][name]).abs().max()) < limit
 
 
 SLOW_METHODS = [
@@ -66,7 +67,7 @@ def single_process_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.
 def test_two_ranks_match_one_process(single_process_run: tuple[str, Path], tmp_path: Path) -> None:
     method, folder = single_process_run
     launch(2, tmp_path / "run", method)
-    assert_same_run(folder, tmp_path / "run")
+    assert_same_run(method, folder, tmp_path / "run")
     assert "on 2 ranks" in (tmp_path / "run" / "summary.json").read_text()
 
 
@@ -86,7 +87,7 @@ def assert_resumes(single_process_run: tuple[str, Path], tmp_path: Path, before:
     launch(before, tmp_path / "run", method, 3)
     assert not (tmp_path / "run" / "summary.json").exists()
     launch(after, tmp_path / "run", method, "resume")
-    assert_same_run(folder, tmp_path / "run")
+    assert_same_run(method, folder, tmp_path / "run")
 
 
 def test_experiments_of_two_ranks_follow_the_main_process_and_only_it_writes(tmp_path: Path) -> None:
