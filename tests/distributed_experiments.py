@@ -19,7 +19,7 @@ from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.definitions import select_cells
-from gpfl.experiments.grid import FederationCache, GridPlan, Job
+from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.stored_runs import StoredTrials
 from gpfl.experiments.trials import resume_trials, run_trials
 from gpfl.io import files
@@ -99,9 +99,7 @@ def check_trials(out: Path, patch: pytest.MonkeyPatch) -> None:
 def check_grid(out: Path, patch: pytest.MonkeyPatch) -> None:
     """Check that a damaged job and one without a folder fail in all processes, and that the other runs."""
     plan = GridPlan(out=out / "grid", seeds=(0,), rounds=2, patience=0)
-    jobs, _ = grid.make_jobs(
-        select_cells(experiments.find_experiments(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan, FederationCache()
-    )
+    jobs, _ = grid.make_jobs(select_cells(experiments.find_experiments(["toys"]), "toy/whole", "fedavg,gpfl,local").cells, plan)
     damaged, intact, lost = jobs
     lost = dataclasses.replace(lost, stored=StoredTrials(out / "file" / "runs" / "lost"))
     if process_group().is_main:

@@ -15,7 +15,6 @@ from gpfl.data import DATASETS
 from gpfl.defences.accounting import gaussian_epsilon
 from gpfl.experiments.defence_study import (
     FAMILIES,
-    AttackStudy,
     DefenceFamily,
     DefenceStudy,
     find_noises,
@@ -38,7 +37,7 @@ def find_noise(method: str, family: DefenceFamily, delta: float) -> float:
     plan = GridPlan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=settings)
     bounds = {"clip": 0.2, "example_clip": 1.0, "delta": delta}
     *_, point = plan_points([method], {family.option: [1.0]}, bounds, keep_weights=False)
-    (noise,) = find_noises(family, [4.0], point.cell, AttackStudy(plan))
+    (noise,) = find_noises(family, [4.0], point.cell, plan)
     return noise
 
 

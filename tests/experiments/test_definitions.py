@@ -19,7 +19,7 @@ from gpfl.experiments import definitions as studies
 from gpfl.experiments import grid, grid_runner
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
-from gpfl.experiments.grid import FederationCache, GridPlan
+from gpfl.experiments.grid import GridPlan
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback
 from gpfl.training.config import PROTOCOLS, resolve_config
@@ -331,7 +331,7 @@ def test_every_column_runs_for_a_round_on_tiny_data(
     engine, batch_size = ("vmap", 10) if wanted >= 100 else ("loop", 400)  # many clients of few rows, or one step of all rows
     common = small(column, min_samples=2, batch_size=batch_size)
     plan = GridPlan(out=tmp_path, seeds=(0,), rounds=1, run={"engine": engine}, common=common)
-    [job], wrong = grid.make_jobs([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan, FederationCache())
+    [job], wrong = grid.make_jobs([Cell(one, column, MethodVariant("fedavg", {"name": "fedavg"}))], plan)
     assert wrong == {}
     assert grid_runner.run_all([job], plan, lambda label: Callback(), {"command": "test", "commit": "none"}) == {}
     trials = job.trials("fedavg", (0,))
@@ -347,7 +347,7 @@ def test_every_row_of_every_experiment_can_be_laid_out(tmp_path: Path, one: Expe
     plan = GridPlan(out=tmp_path, common=small(column, min_samples=8, batch_size=2))
     cells = [Cell(one, column, row) for row in one.rows]
     grid.check_cells(cells, plan)
-    jobs, wrong = grid.make_jobs(cells, plan, FederationCache())
+    jobs, wrong = grid.make_jobs(cells, plan)
     assert wrong == {}
     assert len(jobs) == len(one.rows)
 
@@ -371,7 +371,7 @@ def test_settings_that_stand_in_several_tables_are_run_once(tmp_path: Path) -> N
         if (one.name, column.key) in wanted
     ]
     plan = GridPlan(out=tmp_path, common={"partition": {"seed": 2}})
-    jobs, wrong = grid.make_jobs(cells, plan, FederationCache())
+    jobs, wrong = grid.make_jobs(cells, plan)
     assert wrong == {}
     found = [{(cell.experiment.name, cell.column.key) for cell in job.cells} for job in jobs]
     assert sorted(map(sorted, found)) == sorted(map(sorted, shared))

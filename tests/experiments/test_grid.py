@@ -20,7 +20,7 @@ from gpfl.engine.base import EvalRequest, TrainRequest
 from gpfl.experiments import grid, grid_runner, trials
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, PaperValue, TableColumn
-from gpfl.experiments.grid import FederationCache, GridPlan, Job, collect_results, find_jobs
+from gpfl.experiments.grid import GridPlan, Job, collect_results, find_jobs
 from gpfl.federation import MANIFEST
 from gpfl.methods import METHODS
 from gpfl.training.callbacks import Callback
@@ -72,7 +72,7 @@ def cells(*experiments: Experiment) -> list[Cell]:
 
 
 def jobs(which: Iterable[Cell], how: GridPlan) -> list[Job]:
-    found, wrong = grid.make_jobs(which, how, FederationCache())
+    found, wrong = grid.make_jobs(which, how)
     assert wrong == {}
     return found
 
@@ -139,9 +139,7 @@ def test_settings_that_no_run_can_have_are_refused_with_their_cell(tmp_path: Pat
 
 def test_cell_that_cannot_be_laid_out_leaves_the_others(tmp_path: Path) -> None:
     crowded = TableColumn("toy/crowded", "crowded", "toys", {"data": {"name": "toy"}, "partition": {"clients": 500}})
-    found, wrong = grid.make_jobs(
-        [Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path), FederationCache()
-    )
+    found, wrong = grid.make_jobs([Cell(TABLE, column, TABLE.rows[0]) for column in (crowded, WHOLE)], plan(tmp_path))
     assert [job.cells[0].column.key for job in found] == ["toy/whole"]
     assert "lower --clients" in wrong["toy/crowded", "fedavg"]
 

@@ -27,7 +27,7 @@ from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, pluralize
 from gpfl.experiments import defence_study, grid, privacy_table
 from gpfl.experiments import definitions as experiments
-from gpfl.experiments.defence_study import AttackStudy, load_run, study_defaults, undefended_cells
+from gpfl.experiments.defence_study import load_run, make_study_jobs, study_defaults, undefended_cells
 from gpfl.experiments.definitions import Cell
 from gpfl.experiments.grid import GridPlan, Job
 from gpfl.experiments.leaks import InferenceFindings, infer_from_runs
@@ -54,7 +54,7 @@ def _plan_defaults(section: str) -> AttackPlan:
     return core_options.build(AttackPlan, values, section)
 
 
-def _prepare_study(
+def _plan_runs(
     flags: Mapping[str, Any],
     cells: Sequence[Cell],
     seeds: Sequence[int],
@@ -62,8 +62,8 @@ def _prepare_study(
     patience: int = 0,
     *,
     keep_weights: bool = True,
-) -> AttackStudy:
-    """Return a study with the plan of its runs, after downloading the dataset unless it is a dry run."""
+) -> GridPlan:
+    """Return the plan of a study's runs, after downloading the dataset unless it is a dry run."""
     require_single_process("gpfl privacy")
     settings, overrides = parse_method_set(flags["assignments"], [cell.variant.method["name"] for cell in cells])
     if "defence" in settings:
@@ -84,7 +84,7 @@ def _prepare_study(
         if flags["dry_run"]:
             raise GpflError(f"the dataset '{data}' is not downloaded: gpfl data get {data}")
         download_datasets([data])
-    return AttackStudy(plan)
+    return plan
 
 
 def _train(jobs: Mapping[Cell, Job], plan: GridPlan, next_step: str, *, dry_run: bool, graph: bool = False) -> dict[Path, str]:
@@ -133,14 +133,14 @@ def _strengths_option(flag: str, kind: type, description: str) -> Decorator:
 def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
     plan, cells = parse_attack(_plan_defaults("attack"), flags), undefended_cells(privacy_table.METHODS)
-    study = _prepare_study(flags, cells, [seed], rounds, patience)
-    _check_attackable(study, cells[0], plan)
-    jobs = study.make_jobs(cells)
+    runs = _plan_runs(flags, cells, [seed], rounds, patience)
+    _check_attackable(runs, cells[0], plan)
+    jobs = make_study_jobs(cells, runs)
     cases = sum(len(privacy_table.COLUMNS) * len(plan.cases("", [""], kind)) + 1 for kind in plan.kind)
     next_step = f"{cases} attacks of {plan.iterations} iterations on {plan.images} images follow"
-    if _train(jobs, study.plan, next_step, dry_run=flags["dry_run"], graph=plan.graph):
+    if _train(jobs, runs, next_step, dry_run=flags["dry_run"], graph=plan.graph):
         _exit_incomplete()
-    folder = study.plan.out / "privacy"
+    folder = runs.out / "privacy"
     results = {cell.variant.label: load_run(job, seed) for cell, job in jobs.items()}
     table = privacy_table.attack_methods(results, folder, plan, functools.partial(print_case, formula=plan.psnr))
     grids = privacy_figures.draw_table_grids(table, folder)
@@ -156,13 +156,13 @@ def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
 def leaks(methods: tuple[str, ...], seed: int, rounds: int, patience: int, **flags: Any) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
     cells = undefended_cells(list(METHODS) if "all" in methods else methods)
-    study = _prepare_study(flags, cells, [seed], rounds, patience)
-    jobs = study.make_jobs(cells)
+    runs = _plan_runs(flags, cells, [seed], rounds, patience)
+    jobs = make_study_jobs(cells, runs)
     next_step = "Label and membership inference on all clients follows"
-    failed = _train(jobs, study.plan, next_step, dry_run=flags["dry_run"])
+    failed = _train(jobs, runs, next_step, dry_run=flags["dry_run"])
     finished = [job for job in jobs.values() if job.folder not in failed]
     if finished:
-        folder = study.plan.out / "leaks"
+        folder = runs.out / "leaks"
         loaders = {job.folder / f"seed-{seed}": functools.partial(load_run, job, seed) for job in finished}
         findings = infer_from_runs(loaders, folder, _print_findings)
         results = json.dumps([asdict(each) for each in findings], indent=1, allow_nan=False) + "\n"
@@ -198,19 +198,19 @@ def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, seeds:
     bounds = {key: flags[key] for key in ("clip", "example_clip", "delta")}
     keep_weights = flags["attacked_round"] == "best"
     plain = defence_study.plan_points(methods, {}, bounds, keep_weights=keep_weights)
-    study = _prepare_study(flags, [point.cell for point in plain], seeds, flags["rounds"], keep_weights=keep_weights)
-    _check_attackable(study, plain[0].cell, plan)
-    variants = defence_study.gpfl_variants(plain, study)
+    runs = _plan_runs(flags, [point.cell for point in plain], seeds, flags["rounds"], keep_weights=keep_weights)
+    _check_attackable(runs, plain[0].cell, plan)
+    variants = defence_study.gpfl_variants(plain, runs)
     points = []
     for name in methods:
-        noises = _find_noises(epsilon, values, name, bounds, variants, study) if epsilon else {}
+        noises = _find_noises(epsilon, values, name, bounds, variants, runs) if epsilon else {}
         points += defence_study.plan_points([name], values | noises, bounds, variants, keep_weights=keep_weights)
-    jobs = study.make_jobs(point.cell for point in points)
+    jobs = make_study_jobs((point.cell for point in points), runs)
     if not accountant_version():
         print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
     next_step = f"Attacks of {plan.iterations} iterations on the uploads of {pluralize(len(points), 'run')} follow"
-    failed = _train(jobs, study.plan, next_step, dry_run=flags["dry_run"], graph=plan.graph)
-    folder = study.plan.out / "defences"
+    failed = _train(jobs, runs, next_step, dry_run=flags["dry_run"], graph=plan.graph)
+    folder = runs.out / "defences"
     results = defence_study.attack_points(points, jobs, seeds, folder, plan, failed=failed, on_summary=_print_summary)
     figures = privacy_figures.draw_study(results, folder)
     page = privacy_tables.defence_page(results, _describe_origin(jobs.values(), seeds), figures)
@@ -218,9 +218,9 @@ def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, seeds:
     _write(folder, {"table.md": page, "points.csv": points_csv, "points.json": results.to_json()}, figures)
 
 
-def _check_attackable(study: AttackStudy, cell: Cell, plan: AttackPlan) -> None:
+def _check_attackable(runs: GridPlan, cell: Cell, plan: AttackPlan) -> None:
     """Raise before training if the data or the net of a study cannot be attacked."""
-    spec = study.prepare(cell)
+    _, spec = grid.prepare_cell(cell, runs)
     plan.choose_batches(spec.federation, spec.method.net, range(len(spec.federation)))
 
 
@@ -243,7 +243,7 @@ def _find_noises(
     method: str,
     bounds: Mapping[str, float],
     variants: defence_study.Variants,
-    study: AttackStudy,
+    runs: GridPlan,
 ) -> dict[str, list[float]]:
     """Return the noise of a method for each ε by family, without families that were left out."""
     noises = {}
@@ -251,7 +251,7 @@ def _find_noises(
         if click.get_current_context().get_parameter_source(family.option) != click.core.ParameterSource.DEFAULT:
             raise GpflError(f"--epsilon and --{family.option.replace('_', '-')} exclude each other: leave one out")
         *_, point = defence_study.plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
-        noises[family.option] = defence_study.find_noises(family, epsilons, point.cell, study)
+        noises[family.option] = defence_study.find_noises(family, epsilons, point.cell, runs)
     return noises
 
 

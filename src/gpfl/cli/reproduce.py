@@ -169,7 +169,7 @@ def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool
         files.make_folder(plan.out / "runs")
     cells, missing_data = _split_by_data(selection, dry_run)
     with console.status("Planning the cells"):
-        jobs, invalid = grid.make_jobs(cells, plan, grid.FederationCache())
+        jobs, invalid = grid.make_jobs(cells, plan)
     can_run = print_plan(jobs, plan, invalid, missing_data) if dry_run else True
     for caveat in dict.fromkeys(job.caveat for job in jobs if job.caveat):
         print_line(caveat)

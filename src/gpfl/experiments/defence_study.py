@@ -7,20 +7,20 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from gpfl.defences import Defended
 from gpfl.defences.accounting import client_guarantee, example_guarantee, find_noise
 from gpfl.defences.coupling import check_coupling
-from gpfl.engine import Engine, RunSpec
+from gpfl.engine import Engine
 from gpfl.engine.base import Loop
 from gpfl.errors import GpflError
 from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, TableColumn
-from gpfl.experiments.grid import FederationCache, GridPlan, Job, make_job, prepare_cell
+from gpfl.experiments.grid import GridPlan, Job, make_jobs, prepare_cell
 from gpfl.io import toml
 from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.attack_runner import AttackPlan, AttackRunner, CaseSummary, attack_ceiling, summarize_case
@@ -109,7 +109,7 @@ def plan_points(
     return points
 
 
-def gpfl_variants(points: Sequence[PlannedPoint], study: "AttackStudy") -> Variants:
+def gpfl_variants(points: Sequence[PlannedPoint], plan: GridPlan) -> Variants:
     """Return the variants of GPFL that suit the defences.
 
     Example-level defences need a loss that is a mean over examples, so the magnitude term becomes one, with weight λ·√B.
@@ -117,7 +117,7 @@ def gpfl_variants(points: Sequence[PlannedPoint], study: "AttackStudy") -> Varia
     """
     variants = {}
     for point in points:
-        spec = study.prepare(point.cell)
+        _, spec = prepare_cell(point.cell, plan)
         method = spec.method
         if isinstance(method, GPFL) and method.mlg_norm == "batch":
             lam = round(method.lam * math.sqrt(spec.schedule.batch_size), 6)
@@ -129,9 +129,9 @@ def gpfl_variants(points: Sequence[PlannedPoint], study: "AttackStudy") -> Varia
     return variants
 
 
-def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, study: "AttackStudy") -> list[float]:
+def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, plan: GridPlan) -> list[float]:
     """Return the noise for each ε, as run, in the setting of a cell that has some noise of the family."""
-    spec = study.prepare(cell)
+    _, spec = prepare_cell(cell, plan)
     method = cast(Defended, spec.method)
     inputs = accounting_inputs(method, spec.federation, spec.schedule)
     if family.level == "example":
@@ -315,27 +315,13 @@ def undefended_cells(methods: Sequence[str]) -> list[Cell]:
     return [make_cell(MethodVariant(name, {"name": name})) for name in methods]
 
 
-@dataclass(frozen=True)
-class AttackStudy:
-    """The plan of the runs and their federations."""
-
-    plan: GridPlan
-    federations: FederationCache = field(default_factory=FederationCache)
-
-    def prepare(self, cell: Cell) -> RunSpec:
-        """Return the run of a cell, on the CPU."""
-        return prepare_cell(cell, self.plan, self.federations)[1]
-
-    def make_jobs(self, cells: Iterable[Cell]) -> dict[Cell, Job]:
-        """Return the job of each cell. Raise for a cell that cannot run, with the flags of the study in the message."""
-        jobs = {}
-        for cell in cells:
-            try:
-                jobs[cell] = make_job(cell, self.plan, self.federations)
-            except GpflError as problem:
-                text = re.sub("leave out --example-clip( and --example-noise)?", "use --example-noise none", str(problem))
-                raise GpflError(f"{cell.column.key} {cell.variant.label}: {text}") from None
-        return jobs
+def make_study_jobs(cells: Iterable[Cell], plan: GridPlan) -> dict[Cell, Job]:
+    """Return the job of each cell. Raise for a cell that cannot run, with the flags of the study in the message."""
+    jobs, problems = make_jobs(cells, plan)
+    for key, problem in problems.items():
+        text = re.sub("leave out --example-clip( and --example-noise)?", "use --example-noise none", problem)
+        raise GpflError(f"{' '.join(key)}: {text}")
+    return {cell: job for job in jobs for cell in job.cells}
 
 
 def load_run(job: Job, seed: int) -> Result:

@@ -50,6 +50,7 @@ class GridPlan:
     weights: bool = False  # keep the weights of finished runs
     tuned: TunedValues | None = None
     table: str = ""  # name of the table's folder instead of the experiment's
+    federations: dict[str, Federation] = field(default_factory=dict, compare=False)  # those made so far, by config
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -74,6 +75,14 @@ class GridPlan:
         config = merge_configs(cell.column.settings, flags, self.common, {"method": method})
         tuned = self.tuned.config_for(name, config, cell.column.key) if self.tuned else {}
         return _first_equal_protocol(merge_configs(tuned, config))
+
+    def federation(self, config: Config) -> Federation:
+        """Return the federation of a config, made once."""
+        sections = config.sections()
+        key = toml.dump({"data": sections["data"], "partition": sections["partition"]})
+        if key not in self.federations:
+            self.federations[key] = config.federation()
+        return self.federations[key]
 
 
 @dataclass(frozen=True)
@@ -135,21 +144,6 @@ def folder_name(config: Config, hash_: str) -> str:
     return f"{config.data}-{partition_name}{clients}{total}-{net}-{config.method.name}{without}-{hash_}"
 
 
-class FederationCache:
-    """Federations by config, each made once."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Federation] = {}
-
-    def federation(self, config: Config) -> Federation:
-        """Return the federation of a config."""
-        sections = config.sections()
-        key = toml.dump({"data": sections["data"], "partition": sections["partition"]})
-        if key not in self._made:
-            self._made[key] = config.federation()
-        return self._made[key]
-
-
 def has_data(name: str) -> bool:
     """Return whether a dataset is on this machine. A damaged one is: its error appears when it is loaded."""
     source = DATASETS.get(name)
@@ -168,13 +162,13 @@ def check_cells(cells: Iterable[Cell], plan: GridPlan) -> None:
             configs.resolve_config(plan.config(cell))
 
 
-def make_jobs(cells: Iterable[Cell], plan: GridPlan, cache: FederationCache) -> tuple[list[Job], Problems]:
+def make_jobs(cells: Iterable[Cell], plan: GridPlan) -> tuple[list[Job], Problems]:
     """Return the jobs of cells, one per config, and why other cells cannot run."""
     jobs: dict[Path, Job] = {}
     problems: Problems = {}
     for cell in cells:
         try:
-            job = make_job(cell, plan, cache)
+            job = _make_job(cell, plan)
         except GpflError as error:
             problems[cell.key] = str(error)
             continue
@@ -183,10 +177,9 @@ def make_jobs(cells: Iterable[Cell], plan: GridPlan, cache: FederationCache) -> 
     return list(jobs.values()), problems
 
 
-def make_job(cell: Cell, plan: GridPlan, cache: FederationCache) -> Job:
-    """Return the job of a cell."""
+def _make_job(cell: Cell, plan: GridPlan) -> Job:
     settings = plan.config(cell)
-    config, spec = prepare_cell(cell, plan, cache)
+    config, spec = prepare_cell(cell, plan)
     table = spec.federation.table
     complete = merge_configs(config.sections(), {"run": {"precision": settings["run"].get("precision", "float32")}})
     state, in_training = _count_bytes(spec)
@@ -201,10 +194,10 @@ def make_job(cell: Cell, plan: GridPlan, cache: FederationCache) -> Job:
     )
 
 
-def prepare_cell(cell: Cell, plan: GridPlan, cache: FederationCache) -> tuple[Config, RunSpec]:
+def prepare_cell(cell: Cell, plan: GridPlan) -> tuple[Config, RunSpec]:
     """Return the complete config and the run of a cell, on the CPU: planning takes no GPU memory."""
     config = configs.resolve_config(merge_configs(plan.config(cell), {"run": {"device": "cpu", "precision": "float32"}}))
-    return prepare(config, cache.federation(config), None, None)
+    return prepare(config, plan.federation(config), None, None)
 
 
 def _first_equal_protocol(settings: ConfigDict) -> ConfigDict:
