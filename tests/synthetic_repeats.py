@@ -35,13 +35,16 @@ def _record(repeat: int, scores: Mapping[str, float | None], metric: str) -> Rep
     empty = dict.fromkeys(METRICS, None)
     defined = [score for score in scores.values() if score is not None]
     overall = {**empty, metric: sum(defined) / len(defined)}
+    clients = {name: {**empty, metric: score} for name, score in scores.items()}
     return RepeatRecord(
         repeat=repeat,
         seed=repeat,
         partition_seed=repeat,
         split="",
         n_samples=dict.fromkeys(scores, (60, 0, 20)),
-        metrics={"test": SplitMetrics(overall, {name: {**empty, metric: score} for name, score in scores.items()})},
+        metrics={
+            "test": SplitMetrics(overall=overall, clients=clients)
+        },
         rounds=10,
         selected_round=10,
         selected_by="last",

@@ -17,15 +17,15 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpfl.core.metrics import METRICS
 from gpfl.core.net import InputSpec
+from gpfl.data.table import SPLITS
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.engine.slots import batched
@@ -52,8 +52,7 @@ FIXED_SPLIT = "a manifest fixes every client's samples, and repeats divide them 
 DrawSplit = Callable[[int], Federation]  # returns the federation of a repeat, the same in every call
 
 
-@dataclass(frozen=True)
-class SplitMetrics:
+class SplitMetrics(TypedDict):
     """The metrics of `METRICS` on one split: of all predictions together, and of each client. None is undefined."""
 
     overall: Mapping[str, float | None]
@@ -68,7 +67,7 @@ class RepeatRecord:
     seed: int  # seed of training
     partition_seed: int | None  # seed of the split; None if the config has no partition
     split: str  # hash of the data and of each client's samples
-    n_samples: Mapping[str, tuple[int, int, int]]  # training, validation and test samples of each client
+    n_samples: Mapping[str, Sequence[int]]  # training, validation and test samples of each client
     metrics: Mapping[str, SplitMetrics]  # metrics on "test" and, if there are any, on "validation" samples
     rounds: int  # rounds that were trained
     selected_round: int  # the round that is reported
@@ -77,26 +76,13 @@ class RepeatRecord:
     bytes_down: int  # bytes that clients received
     seconds: float  # time of the run; concurrent runs share it
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "RepeatRecord":
-        """Return the record of a line of the file."""
-        metrics = {split: SplitMetrics(**each) for split, each in content["metrics"].items()}
-        sizes = {name: tuple(counts) for name, counts in content["n_samples"].items()}
-        return cls(**{**content, "metrics": metrics, "n_samples": sizes})
-
     def value(self, metric: str, split: str = "test", client: str | None = None) -> float:
         """Return a metric of all predictions together or of a client; NaN if it is undefined or the client is absent."""
         if split not in self.metrics:
             raise GpflError(f"repeat {self.repeat} has no {split} samples: set --validation-fraction, such as 0.1")
         on_split = self.metrics[split]
-        value = (on_split.overall if client is None else on_split.clients.get(client, {})).get(metric)
+        value = (on_split["overall"] if client is None else on_split["clients"].get(client, {})).get(metric)
         return float("nan") if value is None else value
-
-    def test_train_ratio(self, client: str | None = None) -> float:
-        """Return the test samples divided by the others, of all clients or of one."""
-        sizes = list(self.n_samples.values()) if client is None else [self.n_samples[client]]
-        train, validation, test = np.sum(sizes, axis=0)
-        return float(test / (train + validation))
 
 
 @dataclass(frozen=True)
@@ -126,21 +112,17 @@ class RepeatedResults:
         present = [record.n_samples for records in self.records.values() for record in records.values()]
         return [name for name in present[0] if all(name in names for names in present)] if present else []
 
-    @property
-    def has_validation(self) -> bool:
-        """Whether the repeats have validation samples."""
-        return all("validation" in record.metrics for records in self.records.values() for record in records.values())
-
     def values(self, method: str, metric: str, *, split: str = "test", client: str | None = None) -> Floats:
         """Return a metric of a method in each of `repeats`, of all predictions together or of a client; NaN if undefined."""
         if metric not in METRICS:
             raise ValueError(f"unknown metric '{metric}'")
         return np.array([self.records[method][repeat].value(metric, split, client) for repeat in self.repeats])
 
-    def test_train_ratio(self, client: str | None = None) -> float:
-        """Return the number of test samples divided by that of all others, of all clients or of one; mean over repeats."""
+    def test_train_ratio(self) -> float:
+        """Return the number of test samples divided by that of all others, mean over repeats."""
         records = next(iter(self.records.values()))
-        return float(np.mean([records[repeat].test_train_ratio(client) for repeat in self.repeats]))
+        sizes = [np.sum(list(records[repeat].n_samples.values()), axis=0) for repeat in self.repeats]
+        return float(np.mean([test / (train + validation) for train, validation, test in sizes]))
 
 
 def run_repeats(
@@ -240,7 +222,7 @@ class RepeatStore:
             return
         stored, self.records = read_repeats_file(self.path)
         check_same_config(self.path, stored, config.sections(), "repeats")
-        splits = {repeat: _hash_split(federation) for repeat, federation in enumerate(federations)}
+        splits = {repeat: hash_partition(federation.manifest()) for repeat, federation in enumerate(federations)}
         if any(record.split != splits.get(repeat, record.split) for repeat, record in self.records.items()):
             raise GpflError(f"{self.path} holds repeats on other data: choose another --out")
 
@@ -263,7 +245,7 @@ def read_repeats_file(path: Path) -> tuple[ConfigDict, dict[int, RepeatRecord]]:
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines()
         config = json.loads(header)["config"]
-        records = [RepeatRecord.from_dict(json.loads(line)) for line in lines]
+        records = [RepeatRecord(**json.loads(line)) for line in lines]
     except OSError as error:
         raise GpflError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -298,26 +280,17 @@ def _for_repeat(config: Config, repeat: int, federation: Federation) -> Config:
     return dataclasses.replace(config, run=run, partition=partition)
 
 
-def _hash_split(federation: Federation) -> str:
-    return hash_partition(federation.manifest())
-
-
 def _to_record(repeat: int, run: PreparedRun, result: Result) -> RepeatRecord:
-    config, federation, summary = run.config, run.spec.federation, result.summary
-    splits = ("test", "validation") if federation.has_validation else ("test",)
+    config, federation, summary = run.config, run.spec.federation, cast(Mapping[str, Any], result.summary)
+    metrics = {split: result.metric_values(split) for split in ("test", "validation")[: 1 + federation.has_validation]}
     return RepeatRecord(
         repeat=repeat,
         seed=config.run.seed,
         partition_seed=config.partition.seed if config.partition else None,
-        split=_hash_split(federation),
-        n_samples={shard.name: (len(shard.train), len(shard.validation), len(shard.test)) for shard in federation.shards},
-        metrics={split: SplitMetrics(*result.metric_values(split)) for split in splits},
-        rounds=cast(int, summary["rounds"]),
-        selected_round=cast(int, summary["selected_round"]),
-        selected_by=str(summary["selected_by"]),
-        bytes_up=cast(int, summary["bytes_up"]),
-        bytes_down=cast(int, summary["bytes_down"]),
-        seconds=cast(float, summary["seconds"]),
+        split=hash_partition(federation.manifest()),
+        n_samples={shard.name: [len(shard.split(split)) for split in SPLITS] for shard in federation.shards},
+        metrics={split: SplitMetrics(overall=overall, clients=clients) for split, (overall, clients) in metrics.items()},
+        **{key: summary[key] for key in ("rounds", "selected_round", "selected_by", "bytes_up", "bytes_down", "seconds")},
     )
 
 
@@ -363,17 +336,8 @@ def score_methods(results: RepeatedResults, metric: str) -> list[MethodScore]:
     return sorted(scores, key=lambda score: -METRICS[metric].sign * float(score.values.mean()))
 
 
-def compare_pairs(results: RepeatedResults, metric: str, methods: Sequence[str]) -> list[PairedDifference]:
-    """Return the differences of all pairs of methods, each minus those after it."""
-    return _compare(results, metric, list(combinations(methods, 2)))
-
-
-def compare_with(results: RepeatedResults, metric: str, reference: str, methods: Sequence[str]) -> list[PairedDifference]:
-    """Return the differences of one method minus each of the others; p-values are corrected for these pairs alone."""
-    return _compare(results, metric, [(reference, other) for other in methods if other != reference])
-
-
-def _compare(results: RepeatedResults, metric: str, pairs: Sequence[tuple[str, str]]) -> list[PairedDifference]:
+def compare_pairs(results: RepeatedResults, metric: str, pairs: Sequence[tuple[str, str]]) -> list[PairedDifference]:
+    """Return the differences of pairs of methods, first minus second; p-values are corrected for these pairs alone."""
     ratio, sign = results.test_train_ratio(), METRICS[metric].sign
     values = {name: results.values(name, metric) for name in dict.fromkeys(name for pair in pairs for name in pair)}
     tests = [corrected_t_test(values[one] - values[other], ratio) for one, other in pairs]
@@ -381,7 +345,11 @@ def _compare(results: RepeatedResults, metric: str, pairs: Sequence[tuple[str, s
     differences = []
     for (one, other), test, p in zip(pairs, tests, corrected, strict=True):
         better = sign * round_values(values[one] - values[other])
-        by_client = [sign * round_values(each) for each in _client_differences(results, metric, one, other)]
+        records = [(results.records[one][repeat], results.records[other][repeat]) for repeat in results.repeats]
+        by_client = [
+            sign * round_values([a.value(metric, client=client) - b.value(metric, client=client) for client in a.n_samples])
+            for a, b in records
+        ]
         client_wins, client_losses = (float(np.mean([(side * each > 0).sum() for each in by_client])) for side in (1, -1))
         wins, losses = int((better > 0).sum()), int((better < 0).sum())
         differences.append(PairedDifference(one, other, test, p, wins, losses, client_wins, client_losses))
@@ -410,10 +378,3 @@ def _is_best(values: Floats, metric: str) -> npt.NDArray[np.bool_]:
     rounded = METRICS[metric].sign * round_values(values)
     best: npt.NDArray[np.bool_] = rounded == np.fmax.reduce(rounded, axis=0)
     return best
-
-
-def _client_differences(results: RepeatedResults, metric: str, one: str, other: str) -> list[Floats]:
-    pairs = [(results.records[one][repeat], results.records[other][repeat]) for repeat in results.repeats]
-    return [
-        np.array([a.value(metric, client=client) - b.value(metric, client=client) for client in a.n_samples]) for a, b in pairs
-    ]

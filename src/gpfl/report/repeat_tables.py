@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ class RepeatReport:
         self.results, self.metric = results, results.config.run.metric
         self.unit = MetricUnit(self.metric, 2)
         self.scores = repeats.score_methods(results, self.metric)
-        self.pairs = repeats.compare_pairs(results, self.metric, [score.method for score in self.scores])
+        self.names = [score.method for score in self.scores]  # the best first
+        self.pairs = repeats.compare_pairs(results, self.metric, list(combinations(self.names, 2)))
         self.clients = repeats.score_clients(results, self.metric)
 
     @property
@@ -75,7 +77,7 @@ class RepeatReport:
         if reference:
             pairs = tests = self.differences_from(reference)
         else:
-            reference, tests = self.scores[0].method, self.pairs
+            reference, tests = self.names[0], self.pairs
             pairs = [pair for pair in tests if pair.one == reference]
         columns: Mapping[ResultColumn, Callable[[PairedDifference], Cell]] = {
             ResultColumn("method"): lambda pair: pair.other,
@@ -90,7 +92,8 @@ class RepeatReport:
 
     def differences_from(self, reference: str) -> list[PairedDifference]:
         """Return the differences of a method minus each of the others, the best first."""
-        return repeats.compare_with(self.results, self.metric, reference, [score.method for score in self.scores])
+        pairs = [(reference, other) for other in self.names if other != reference]
+        return repeats.compare_pairs(self.results, self.metric, pairs)
 
     def describe_test(self, n_pairs: int) -> str:
         """Return the sentence that explains intervals and p-values, which are corrected for `n_pairs` pairs."""
@@ -104,20 +107,17 @@ class RepeatReport:
 
     def pair_table(self) -> ResultTable:
         """Return the matrix of differences between all methods, row minus column."""
-        names = [score.method for score in self.scores]
         cells = {}
         for pair in self.pairs:
             mark = "*" if pair.corrected_p is not None and pair.corrected_p < SIGNIFICANT else " "
             cells[pair.one, pair.other] = self.unit.difference(pair.test.mean) + mark
             cells[pair.other, pair.one] = self.unit.difference(-pair.test.mean) + mark
-        rows = [[row, *(cells.get((row, column)) for column in names)] for row in names]
-        columns = [ResultColumn("row − column"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
-        notes = [f"* p < {SIGNIFICANT:g}."]
-        return ResultTable(columns, rows, f"All pairs{self.unit.points}", notes=notes)
+        rows = [[row, *(cells.get((row, column)) for column in self.names)] for row in self.names]
+        title, notes = f"All pairs{self.unit.points}", [f"* p < {SIGNIFICANT:g}."]
+        return ResultTable(self._method_columns("row − column"), rows, title, notes=notes)
 
     def client_table(self) -> ResultTable:
         """Return the table of clients: each method's mean over repeats and, in brackets, the repeats in which it is best."""
-        names = [score.method for score in self.scores]
         unit = MetricUnit(self.metric)
         rows: list[list[Cell]] = []
         for client, scores in self.clients.items():
@@ -128,10 +128,13 @@ class RepeatReport:
                 for name, score in scores.items()
             }
             most = max(score.best_in for score in scores.values())
-            rows.append([client, *(Bold(texts[name]) if scores[name].best_in == most else texts[name] for name in names)])
-        columns = [ResultColumn("client"), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(names))]
+            rows.append([client, *(Bold(texts[name]) if scores[name].best_in == most else texts[name] for name in self.names)])
         notes = ["In brackets and bold: the number of repeats in which no method is better for the client; ties count for all."]
-        return ResultTable(columns, rows, f"{METRICS[self.metric].label} of each client{self.unit.suffix} (wins)", notes=notes)
+        title = f"{METRICS[self.metric].label} of each client{self.unit.suffix} (wins)"
+        return ResultTable(self._method_columns("client"), rows, title, notes=notes)
+
+    def _method_columns(self, first: str) -> list[ResultColumn]:
+        return [ResultColumn(first), *(ResultColumn(name, hide=max(0, k - 3)) for k, name in enumerate(self.names))]
 
     def save(self, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
         """Write the tables as table.md, table.csv and table.json and return the paths."""
@@ -170,9 +173,8 @@ class RepeatReport:
         }
 
     def _method_records(self) -> list[dict[str, object]]:
-        best = self.scores[0].method
-        tests = {pair.other: -pair.test for pair in self.pairs if pair.one == best}
-        tests[best] = CorrectedTTest(0, 0.0, None, None, None)
+        tests = {pair.other: -pair.test for pair in self.pairs if pair.one == self.names[0]}
+        tests[self.names[0]] = CorrectedTTest(0, 0.0, None, None, None)
         return [
             {
                 "method": score.method,
