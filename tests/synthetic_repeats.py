@@ -42,9 +42,7 @@ def _record(repeat: int, scores: Mapping[str, float | None], metric: str) -> Rep
         partition_seed=repeat,
         split="",
         n_samples=dict.fromkeys(scores, (60, 0, 20)),
-        metrics={
-            "test": SplitMetrics(overall=overall, clients=clients)
-        },
+        metrics={"test": SplitMetrics(overall=overall, clients=clients)},
         rounds=10,
         selected_round=10,
         selected_by="last",

@@ -335,12 +335,12 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that were saved, laid out as in their files."""
     saved: list[Figure] = []
 
-    def save(figure: Figure, stem: Path) -> list[Path]:
+    def save(figure: Figure, *paths: Path) -> list[Path]:
         figure.draw_without_rendering()
         saved.append(figure)
         return []
 
-    monkeypatch.setattr(plotting, "save_png_and_pdf", save)
+    monkeypatch.setattr(plotting, "save_figure", save)
     return saved
 
 
@@ -439,7 +439,7 @@ def test_features_are_drawn_with_the_classes_of_clients(
     featured: TableResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[ClassCounts] = []
-    monkeypatch.setattr(figures, "draw_class_counts", lambda data, *paths: counts.append(data))
+    monkeypatch.setattr(figures, "draw_class_counts", lambda data, *paths: counts.append(data) or list(paths))
     paths = figures.draw(featured, tmp_path / "out")
     names = [f"features{ending}" for ending in (".png", ".pdf", ".json", "-classes.png", "-classes.pdf")]
     assert [path.name for path in paths] == names

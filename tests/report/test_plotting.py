@@ -10,7 +10,7 @@ import pytest
 import gpfl
 from gpfl.methods import METHODS
 from gpfl.report import plotting
-from gpfl.report.plotting import figure_style, method_styles, new_figure, save_figure, save_png_and_pdf
+from gpfl.report.plotting import figure_style, method_styles, new_figure, png_and_pdf, save_figure
 
 
 def test_equal_figures_are_written_as_equal_files(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_equal_figures_are_written_as_equal_files(tmp_path: Path) -> None:
         with figure_style():
             figure = new_figure(2, 2)
             figure.add_subplot().plot([0, 1])
-            assert save_png_and_pdf(figure, tmp_path / "new" / f"{name}.v1") == [
+            assert save_figure(figure, *png_and_pdf(tmp_path / "new" / f"{name}.v1")) == [
                 tmp_path / "new" / f"{name}.v1{ending}" for ending in (".png", ".pdf")
             ]
             save_figure(figure, tmp_path / "new" / f"{name}.v1.SVG")

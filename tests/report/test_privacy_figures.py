@@ -17,7 +17,7 @@ from gpfl.report.privacy_figures import ImageRow, draw_epsilon, draw_grid, draw_
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that calls a drawing function and returns its figure instead of files."""
-    monkeypatch.setattr(privacy_figures, "save_png_and_pdf", lambda figure, stem: [figure])
+    monkeypatch.setattr(privacy_figures, "save_figure", lambda figure, *paths: [figure])
     return lambda draw, *arguments: draw(*arguments, Path("figure"))[0]
 
 

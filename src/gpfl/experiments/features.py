@@ -4,7 +4,7 @@ The projection of a run, its metrics and t-SNE points, is saved in its folder, s
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -59,10 +59,14 @@ class FeatureInfo:
     method: str = ""
     round: int = 0  # of the models
     selected_by: str = ""
-    clients: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
     data: str = ""
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
     class_counts: Integers | None = None  # (clients, classes), samples of all splits
+
+    def info(self) -> dict[str, Any]:
+        """Return these values by name."""
+        return {each.name: getattr(self, each.name) for each in fields(FeatureInfo)}
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,9 @@ def collect_features(
         method=str(summary["method"]),
         round=cast(int, summary["selected_round"]),
         selected_by=str(summary.get("selected_by", "")),
-        clients=tuple(shard.name for shard in federation.shards),
-        classes=tuple(federation.class_names),
         data=federation.table.name,
+        clients=[shard.name for shard in federation.shards],
+        classes=federation.class_names,
         class_counts=federation.count_labels(everything).astype(np.int64),
     )
 
@@ -244,7 +248,7 @@ def compute_projection(features: Features, *, points: bool = True) -> FeaturePro
     plane = np.round(embed_tsne(features, SEED), _DIGITS)[order] if points else np.zeros((0, 2), dtype=np.float32)
     return FeatureProjection(
         *(measure_features(features), int(features.x.shape[1]), features.label[order], features.client[order], plane),
-        **{each.name: getattr(features, each.name) for each in fields(FeatureInfo)},
+        **features.info(),
     )
 
 
@@ -298,27 +302,23 @@ def first_projection(trials: Trials) -> FeatureProjection | None:
 
 def write_projection(run: Path, projection: FeatureProjection) -> None:
     """Write a projection into its run's folder, with digests that identify the run."""
-    counts = projection.class_counts
-    content = {
-        "run": _run_name(run),
-        "of": _digests(run),
-        "how": SETTINGS,
-        **{name: getattr(projection, name) for name in ("method", "round", "selected_by", "width")},
-        "measures": asdict(projection.metrics),
-        **{name: getattr(projection, name) for name in ("data", "clients", "classes")},
-        "rows": None if counts is None else counts.tolist(),
-        "points": _group_points(projection),
-    }
-    files.write_text(run / FILE_NAME, json.dumps(content) + "\n")
-
-
-def _group_points(projection: FeatureProjection) -> list[dict[str, object]]:
-    groups: list[dict[str, object]] = []
+    info, groups = projection.info(), []
+    counts = info.pop("class_counts")
     for client, label in np.unique(np.stack([projection.client, projection.label], 1), axis=0).tolist():
         points = projection.points[(projection.client == client) & (projection.label == label)]
         x, y = ([round(value, _DIGITS) for value in values] for values in points.T.tolist())
         groups.append({"client": client, "class": label, "x": x, "y": y})
-    return groups
+    content = {
+        "run": _run_name(run),
+        "of": _digests(run),
+        "how": SETTINGS,
+        **info,
+        "width": projection.width,
+        "measures": asdict(projection.metrics),
+        "rows": None if counts is None else counts.tolist(),
+        "points": groups,
+    }
+    files.write_text(run / FILE_NAME, json.dumps(content) + "\n")
 
 
 def read_projection_record(run: Path) -> Mapping[str, Any] | None:
@@ -344,13 +344,8 @@ def read_projection(run: Path, stored: StoredRun | None = None) -> FeatureProjec
         label=np.repeat(np.array([group["class"] for group in groups], dtype=np.int64), sizes),
         client=np.repeat(np.array([group["client"] for group in groups], dtype=np.int64), sizes),
         points=np.concatenate([np.zeros((0, 2), dtype=np.float32), *points]),
-        method=str(content["method"]),
-        round=int(content["round"]),
-        selected_by=str(content["selected_by"]),
-        clients=tuple(content["clients"]),
-        classes=tuple(content["classes"]),
-        data=str(content["data"]),
         class_counts=None if counts is None else np.array(counts, dtype=np.int64),
+        **{name: content[name] for name in ("method", "round", "selected_by", "data", "clients", "classes")},
     )
 
 

@@ -242,6 +242,11 @@ class TableResults:
         """Name of the table and of its folder."""
         return self.plan.table or self.experiment.name
 
+    def column_trials(self, column: TableColumn) -> dict[str, Trials]:
+        """Return the trials of a column that have finished, by row label."""
+        found = {row.label: self.trials.get((column.key, row.label)) for row in self.rows}
+        return {label: trials for label, trials in found.items() if trials}
+
     def is_partial(self, key: str) -> bool:
         """Return whether a column's data have fewer samples than were published."""
         return " of the " in self.caveats.get(key, "")

@@ -28,8 +28,8 @@ _EXPLANATION = (
 
 def read_metrics(results: TableResults, column: TableColumn) -> dict[str, list[FeatureMetrics]]:
     """Return the metrics that are stored next to the runs of a column, by row label, one for each trial."""
-    trials = {row.label: results.trials.get((column.key, row.label)) for row in results.rows}
-    return {label: [] if one is None else features.read_metrics(one) for label, one in trials.items()}
+    trials = results.column_trials(column)
+    return {row.label: features.read_metrics(trials[row.label]) if row.label in trials else [] for row in results.rows}
 
 
 def tables(results: TableResults) -> list[ResultTable]:

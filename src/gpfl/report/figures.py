@@ -57,7 +57,7 @@ METRICS: Mapping[str, Callable[[MetricsRecord], float]] = {
 
 
 @plotting.figure_style()
-def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title: str, *, losses: bool = False) -> None:
+def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title: str, *, losses: bool = False) -> list[Path]:
     """Draw accuracy, and losses below it, by round: the mean over trials, smoothed, in a band of one standard deviation."""
     if not methods or not all(trials.runs for trials in methods):
         raise GpflError("there are no finished trials to draw: run some first")
@@ -90,7 +90,7 @@ def draw_learning_curves(methods: Sequence[Trials], paths: Sequence[Path], title
         "Per-FedAvg's cross-entropy is that after adapting, FedPHP's is times 1 − λ.": losses,
     }
     plotting.annotate(figure, title, [note for note, applies in notes.items() if applies], panels)
-    plotting.save_figure(figure, *paths)
+    return plotting.save_figure(figure, *paths)
 
 
 def _draw_curve(axes: "Axes", rounds: Floats, values: Floats, window: int, style: Mapping[str, Any], label: str) -> None:
@@ -149,7 +149,7 @@ def draw_features(methods: Sequence[FeatureProjection], stem: Path, title: str) 
         "All are computed on the features, not on the plane.",
     ]
     plotting.annotate(figure, title, footnote)
-    return plotting.save_png_and_pdf(figure, stem)
+    return plotting.save_figure(figure, *plotting.png_and_pdf(stem))
 
 
 def _draw_projection(axes: "Axes", method: FeatureProjection) -> None:
@@ -216,7 +216,7 @@ class ClassCounts(NamedTuple):
 
 
 @plotting.figure_style()
-def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
+def draw_class_counts(data: ClassCounts, *paths: Path) -> list[Path]:
     """Draw a disc for each client and class, its area by the number of samples."""
     n_clients, n_classes = data.counts.shape
     figure = plotting.new_figure(float(np.clip(0.4 * n_clients + 3, 7, 12)), float(np.clip(0.25 * n_classes + 2, 3, 12)))
@@ -233,10 +233,8 @@ def draw_class_counts(data: ClassCounts, *paths: Path) -> None:
         axes.tick_params("x", rotation=90)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.8, n_clients - 0.2), ylim=(-0.8, n_classes - 0.2))
     name = plotting.printable(data.data, 40)
-    plotting.annotate(
-        figure, f"{name}: samples of each class on each client" if name else "samples of each class on each client"
-    )
-    plotting.save_figure(figure, *paths)
+    plotting.annotate(figure, f"{name}: " * bool(name) + "samples of each class on each client")
+    return plotting.save_figure(figure, *paths)
 
 
 AXES: Mapping[str, str] = {"scalability": "clients N; 10|50: ten of the fifty", "stability": "share ρ of clients in a round"}
@@ -245,8 +243,14 @@ AXES: Mapping[str, str] = {"scalability": "clients N; 10|50: ten of the fifty", 
 
 def draw(results: TableResults, out: Path) -> list[Path]:
     """Draw the figures of an experiment into a folder and return the files: as PNG and PDF, without cells that were not run."""
-    kinds = {"accuracy": _draw_settings, "fairness": draw_fairness, "curves": _draw_curves, "features": _draw_features}
-    return kinds[results.experiment.measure](results, out) if any(results.trials.values()) else []
+    if not any(results.trials.values()):
+        return []
+    if results.experiment.measure == "accuracy":
+        return draw_settings(results, out)
+    if results.experiment.measure == "fairness":
+        return draw_fairness(results, out)
+    draw_column = draw_column_curves if results.experiment.measure == "curves" else draw_column_features
+    return [path for column in results.columns if results.column_trials(column) for path in draw_column(results, column, out)]
 
 
 def figure_title(results: TableResults, column: TableColumn | None = None) -> str:
@@ -258,14 +262,6 @@ def figure_title(results: TableResults, column: TableColumn | None = None) -> st
     return f"{title} ({results.plan.protocol} protocol{part}{values})"
 
 
-def _entries_run(results: TableResults, column: TableColumn) -> list[Entry]:
-    return [entry for entry in column_entries(results, column) if entry.trials and entry.trials.runs]
-
-
-def _trials_run(results: TableResults, column: TableColumn) -> list[Trials]:
-    return [entry.trials for entry in _entries_run(results, column) if entry.trials]
-
-
 def _stem(results: TableResults, out: Path, column: TableColumn | None = None) -> Path:
     name = results.experiment.name
     return out / (f"{name}-{column.key.replace('/', '-')}" if column and len(results.columns) > 1 else name)
@@ -275,18 +271,14 @@ def _data_name(results: TableResults, column: TableColumn, *more: str) -> str:
     return ", ".join([column.heading, *more]) + (" (part of the data)" if results.is_partial(column.key) else "")
 
 
-def _draw_settings(results: TableResults, out: Path) -> list[Path]:
+@plotting.figure_style()
+def draw_settings(results: TableResults, out: Path) -> list[Path]:
+    """Draw accuracy by column, ours next to the paper's, the best methods first; lines join columns of one group."""
     if results.experiment.name not in AXES:
         return []
-    columns = [column for column in results.columns if _entries_run(results, column)]
+    columns = [column for column in results.columns if results.column_trials(column)]
     if len(columns) < 2:
         raise GpflError(f"{columns[0].key} is the only column that was run, and a line needs two")
-    return draw_settings(results, columns, AXES[results.experiment.name], _stem(results, out))
-
-
-@plotting.figure_style()
-def draw_settings(results: TableResults, columns: Sequence[TableColumn], axis_label: str, stem: Path) -> list[Path]:
-    """Draw accuracy by column, ours next to the paper's, the best methods first; lines join columns of one group."""
     by_column = [column_entries(results, column) for column in columns]
     methods = [entries for entries in zip(*by_column, strict=True) if any(entry.trials for entry in entries)]
     methods.sort(key=lambda entries: -np.nanmax([entry.score for entry in entries]))
@@ -305,17 +297,18 @@ def draw_settings(results: TableResults, columns: Sequence[TableColumn], axis_la
                 if points:
                     axes.errorbar(*zip(*points, strict=True), **line)
     for axes, title in zip(panels, ("ours", "the paper"), strict=True):
-        axes.set(title=title, xlabel=axis_label)
+        axes.set(title=title, xlabel=AXES[results.experiment.name])
         axes.set_xticks(range(len(columns)), [column.heading.removeprefix("N = ") for column in columns])
     panels[0].set_ylabel("best test accuracy, %")
     plotting.annotate(figure, figure_title(results), ["Bars: ± std over trials."], panels)
-    return plotting.save_png_and_pdf(figure, stem)
+    return plotting.save_figure(figure, *plotting.png_and_pdf(_stem(results, out)))
 
 
 @plotting.figure_style()
 def draw_fairness(results: TableResults, out: Path) -> list[Path]:
     """Draw the accuracies of clients, a panel for each column and a row for each method, the fairest at the top."""
-    panels = {column: entries for column in results.columns if (entries := _entries_run(results, column))}
+    entries_run = {column: [e for e in column_entries(results, column) if e.trials] for column in results.columns}
+    panels = {column: entries for column, entries in entries_run.items() if entries}
     heights = [0.9 + 0.25 * len(entries) for entries in panels.values()]
     figure = plotting.new_figure(8, sum(heights) + 0.8)
     rows = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
@@ -328,7 +321,7 @@ def draw_fairness(results: TableResults, out: Path) -> list[Path]:
         "Right: std [CoV] over clients, mean over trials; CoV = std / accuracy, in hundredths; less is fairer.",
     ]
     plotting.annotate(figure, figure_title(results), footnote)
-    return plotting.save_png_and_pdf(figure, _stem(results, out))
+    return plotting.save_figure(figure, *plotting.png_and_pdf(_stem(results, out)))
 
 
 def _draw_clients(axes: "Axes", entries: Sequence[Entry]) -> None:
@@ -358,41 +351,26 @@ def _draw_clients(axes: "Axes", entries: Sequence[Entry]) -> None:
     numbers.spines["right"].set_visible(False)
 
 
-def _draw_curves(results: TableResults, out: Path) -> list[Path]:
-    paths: list[Path] = []
-    for column in results.columns:
-        if methods := _trials_run(results, column):
-            drawn = plotting.png_and_pdf(_stem(results, out, column))
-            draw_learning_curves(methods, drawn, figure_title(results, column), losses=True)
-            paths += drawn
-    return paths
+def draw_column_curves(results: TableResults, column: TableColumn, out: Path) -> list[Path]:
+    """Draw the learning curves of a column."""
+    paths = plotting.png_and_pdf(_stem(results, out, column))
+    return draw_learning_curves([*results.column_trials(column).values()], paths, figure_title(results, column), losses=True)
 
 
-def _draw_features(results: TableResults, out: Path) -> list[Path]:
-    paths: list[Path] = []
-    for column in results.columns:
-        methods = _trials_run(results, column)
-        stored = [projection for trials in methods if (projection := features.first_projection(trials)) is not None]
-        if methods and not stored:
-            raise GpflError(f"{column.key} has no features to draw")
-        if stored:
-            paths += _draw_column_features(stored, _stem(results, out, column), results, column)
-    return paths
-
-
-def _draw_column_features(
-    methods: Sequence[FeatureProjection], stem: Path, results: TableResults, column: TableColumn
-) -> list[Path]:
+def draw_column_features(results: TableResults, column: TableColumn, out: Path) -> list[Path]:
+    """Draw the features of a column's methods and the classes of its clients, and write the metrics as JSON."""
+    trials = results.column_trials(column).values()
+    methods = [projection for each in trials if (projection := features.first_projection(each)) is not None]
+    if not methods:
+        raise GpflError(f"{column.key} has no features to draw")
+    first, stem = methods[0], _stem(results, out, column)
     paths = draw_features(methods, stem, figure_title(results, column))
     record = stem.with_name(f"{stem.name}.json")
     files.write_text(record, json.dumps([_to_record(method) for method in methods], indent=2) + "\n")
     paths.append(record)
-    first = methods[0]
     if first.class_counts is not None:
-        classes = plotting.png_and_pdf(stem.with_name(f"{stem.name}-classes"))
         counts = ClassCounts(_data_name(results, column), first.clients, first.classes, first.class_counts)
-        draw_class_counts(counts, *classes)
-        paths += classes
+        paths += draw_class_counts(counts, *plotting.png_and_pdf(stem.with_name(f"{stem.name}-classes")))
     return paths
 
 

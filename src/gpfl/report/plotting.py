@@ -152,19 +152,14 @@ def check_image_path(path: Path) -> None:
         raise GpflError(f"the figure '{path}' is a folder: name a file")
 
 
-def save_figure(figure: "Figure", *paths: Path) -> None:
-    """Write a figure to files, in the formats of their endings. Equal figures give equal files."""
+def save_figure(figure: "Figure", *paths: Path) -> list[Path]:
+    """Write a figure to files, in the formats of their endings, and return them. Equal figures give equal files."""
     for path in paths:
         kind, content = path.suffix[1:].lower(), io.BytesIO()
         undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
         figure.savefig(content, format=kind, metadata=undated)
         files.write_bytes(path, content.getvalue())
-
-
-def save_png_and_pdf(figure: "Figure", stem: Path) -> list[Path]:
-    """Write a figure as `stem`.png and `stem`.pdf and return the paths."""
-    save_figure(figure, *png_and_pdf(stem))
-    return png_and_pdf(stem)
+    return list(paths)
 
 
 def png_and_pdf(stem: Path) -> list[Path]:

@@ -12,7 +12,16 @@ from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, DefenceStudy
 from gpfl.experiments.definitions import display_name
 from gpfl.experiments.privacy_table import PrivacyTable, Setting
 from gpfl.privacy.attack_runner import CaseResult, record_values
-from gpfl.report.plotting import annotate, figure_style, line_style, method_styles, new_figure, save_png_and_pdf, use_log_scale
+from gpfl.report.plotting import (
+    annotate,
+    figure_style,
+    line_style,
+    method_styles,
+    new_figure,
+    png_and_pdf,
+    save_figure,
+    use_log_scale,
+)
 
 _MAX_IMAGES = 10
 _IMAGE_SIZE, _LABEL_WIDTH = 0.72, 1.9  # inches
@@ -50,7 +59,7 @@ def draw_grid(true: Tensor, rows: Sequence[ImageRow], title: str, stem: Path) ->
         panels[y, 0].set_ylabel(row.label, rotation=0, ha="right", va="center", fontsize=8)
     inverted = any(any(row.inverted[:across]) for row in rows)
     annotate(figure, title, ["neg.: the negative of the reconstruction, which is closer to the original."] * inverted)
-    return save_png_and_pdf(figure, stem)
+    return save_figure(figure, *png_and_pdf(stem))
 
 
 def _to_pixels(image: Tensor) -> npt.NDArray[np.float32]:
@@ -104,7 +113,7 @@ def draw_epsilon(study: DefenceStudy, stem: Path) -> list[Path]:
         axes.set(xlabel="ε", title=f"{family.level} level")
     panels[0].set_ylabel("accuracy, %")
     annotate(figure, "", [f"Horizontal lines: no defence{_describe_variants(study)}. Left is more private."], panels)
-    return save_png_and_pdf(figure, stem)
+    return save_figure(figure, *png_and_pdf(stem))
 
 
 @figure_style()
@@ -134,7 +143,7 @@ def draw_leakage(study: DefenceStudy, stem: Path) -> list[Path]:
     stars = f"Stars: no defence{_describe_variants(study)}."
     footnote = f"Larger markers: stronger defence, in the order of the legend. {stars} Right and down is better."
     annotate(figure, "", [footnote], panels)
-    return save_png_and_pdf(figure, stem)
+    return save_figure(figure, *png_and_pdf(stem))
 
 
 def _family_label(study: DefenceStudy, family: DefenceFamily) -> str:
