@@ -93,8 +93,8 @@ class Scores:
         return lowest
 
     @property
-    def judged(self) -> npt.NDArray[np.bool_]:
-        """Clients whose metric is defined in enough repeats: half of them and at least `MIN_REPEATS`."""
+    def has_enough_repeats(self) -> npt.NDArray[np.bool_]:
+        """Whether the metric of each client is defined in half of the repeats and at least `MIN_REPEATS`."""
         enough: npt.NDArray[np.bool_] = self._defined.sum(0) >= required_repeats(self.n_repeats)
         return enough
 
@@ -104,8 +104,8 @@ class Scores:
         return ~undefined
 
     def mean_over(self, members: Members, values: Floats) -> Floats:
-        """Return the mean over the members that can be judged and for which the metric is defined, (repeats,)."""
-        return mean_of_defined(np.where(self._defined & self.judged, values, np.nan)[:, members], axis=1)
+        """Return the mean over members with enough repeats for which the metric is defined, (repeats,)."""
+        return mean_of_defined(np.where(self._defined & self.has_enough_repeats, values, np.nan)[:, members], axis=1)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class CurveScores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Joining against staying alone, for one client or on average over clients."""
+    """How joining compares with staying alone, for one client or on average over clients."""
 
     name: str  # "" for the average
     n_samples: int
@@ -140,7 +140,7 @@ class Advice:
 
     choice: Choice  # for the federation
     method: str  # recommended method; "" if nothing is recommended
-    average: Verdict  # over the clients that can be judged
+    average: Verdict  # over the clients with enough repeats
     clients: tuple[Verdict, ...]
     global_gain: Gain | None  # of one global model over staying alone
     personal_gain: Gain | None  # of personalised methods over one global model; None without such methods
@@ -161,7 +161,7 @@ class Advice:
 def give_advice(scores: Scores, rope: float, curves: CurveScores | None = None, seed: int = 0) -> Advice:
     """Return the advice that scores of repeated splits support."""
     joined, chosen = follow_choice(scores, scores.federated)
-    average = judge(scores, joined, ALL, rope, curves, seed)
+    average = assess_joining(scores, joined, ALL, rope, curves, seed)
     one_model, _ = follow_choice(scores, scores.one_model)
     global_gain = average_gain(scores, one_model - scores.test[ALONE], rope)
     personal_gain = None
@@ -173,7 +173,7 @@ def give_advice(scores: Scores, rope: float, curves: CurveScores | None = None, 
         choice=choice,
         method="" if choice == "unclear" else best_on_validation(scores, candidates[choice]),
         average=average,
-        clients=tuple(judge(scores, joined, [client], rope, curves, seed) for client in range(len(scores.clients))),
+        clients=tuple(assess_joining(scores, joined, [client], rope, curves, seed) for client in range(len(scores.clients))),
         global_gain=global_gain,
         personal_gain=personal_gain,
         chosen={name: chosen.count(name) for name in scores.federated},
@@ -209,10 +209,10 @@ def follow_choice(scores: Scores, methods: Sequence[str]) -> tuple[Floats, list[
     return np.stack([scores.test[name][repeat] for repeat, name in enumerate(chosen)]), chosen
 
 
-def judge(
+def assess_joining(
     scores: Scores, joined: Floats, members: Members, rope: float, curves: CurveScores | None = None, seed: int = 0
 ) -> Verdict:
-    """Return joining against staying alone, mean over `members`; `joined` has the scores of joining, (repeats, clients)."""
+    """Compare joining with staying alone, on average over `members`; `joined` has the scores of joining, (repeats, clients)."""
     ratio, min_std = _test_settings(scores, members)
     alone, together, constant = (scores.mean_over(members, values) for values in (scores.test[ALONE], joined, scores.constant))
     on_validation = {name: mean_of_defined(values[:, members], axis=1) for name, values in scores.validation.items()}
@@ -264,7 +264,7 @@ def required_repeats(n_repeats: int) -> float:
 
 
 def average_gain(scores: Scores, differences: Floats, rope: float) -> Gain | None:
-    """Return the gain on average over the clients that can be judged; None if there are too few repeats."""
+    """Return the gain on average over the clients with enough repeats; None if there are too few repeats."""
     values = scores.mean_over(ALL, differences)
     values = values[~np.isnan(values)]
     ratio, min_std = _test_settings(scores, ALL)
@@ -302,11 +302,11 @@ def mean_of_defined(values: Floats, axis: int | None = None) -> Floats:
 
 
 def _test_settings(scores: Scores, members: Members) -> tuple[float, float]:
-    """Return the ratio of test to other samples and the lowest standard deviation of the mean over the judged members."""
-    judged = scores.judged[members]
-    judged = judged if judged.any() else ~judged
-    n_test, n_samples, min_std = (each[members][judged] for each in (scores.n_test, scores.n_samples, scores.min_std))
-    return float(n_test.sum() / (n_samples - n_test).sum()), float(np.sqrt((min_std**2).sum()) / judged.sum())
+    """Return the ratio of test to other samples and the lowest standard deviation of the mean, over these members."""
+    included = scores.has_enough_repeats[members]
+    included = included if included.any() else ~included
+    n_test, n_samples, min_std = (each[members][included] for each in (scores.n_test, scores.n_samples, scores.min_std))
+    return float(n_test.sum() / (n_samples - n_test).sum()), float(np.sqrt((min_std**2).sum()) / included.sum())
 
 
 def _first_best(means: npt.ArrayLike) -> int:

@@ -107,7 +107,7 @@ class AdviceReport:
                 f"The best round of {enumerate_names(late)} is among the last ones: longer training may change the answer "
                 f"(--rounds {2 * self.result.config.train.rounds})."
             )
-        few = [name for name, judged in zip(self.scores.clients, self.scores.judged, strict=True) if not judged]
+        few = [name for name, enough in zip(self.scores.clients, self.scores.has_enough_repeats, strict=True) if not enough]
         if few:
             notes.append(
                 f"{self._label} is undefined in most repeats for {enumerate_names(few)}, whose test samples often have one "
