@@ -31,7 +31,7 @@ def test_every_option_has_one_flag() -> None:
         for record in records.values()
         for key in options_of(record)
     }
-    assert {param.name for param in params if isinstance(param, options.ConfigOption)} == keys
+    assert {param.name for param in params if isinstance(param, options.ConfigOption) and param.key != "name"} == keys
 
 
 def test_help_of_an_option_has_its_description_symbol_range_and_default() -> None:

@@ -7,7 +7,7 @@ import click
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
-from gpfl.cli.options import config_argument, config_options, option, out_option, set_option
+from gpfl.cli.options import config_argument, config_options, methods_option, option, out_option, set_option
 from gpfl.cli.overrides import load_shared_config, new_folder
 from gpfl.cli.progress import RepeatsReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line, table_console
@@ -22,11 +22,8 @@ from gpfl.report.tables import format_duration
 
 @click.command(cls=Command)
 @config_argument
-@option(
-    "--methods",
-    default=advising.DEFAULT_METHODS,
-    metavar="NAME,…",
-    help="Methods to try besides staying alone and one global model: names, all, or ablations.",
+@methods_option(
+    "Methods to try besides staying alone and one global model: names, all, or ablations.", advising.DEFAULT_METHODS
 )
 @out_option("Folder; repeats it already holds are not run again.")
 @option("--repeats", default=20, type=click.IntRange(min=MIN_REPEATS), metavar="N", help="Number of repeated splits.")

@@ -8,7 +8,7 @@ from click.core import ParameterSource
 
 from gpfl.cli.command import Command
 from gpfl.cli.interrupt import interruptible, same_command
-from gpfl.cli.options import config_argument, config_options, out_option, seeds_option, set_option
+from gpfl.cli.options import config_argument, config_options, methods_option, out_option, seeds_option, set_option
 from gpfl.cli.overrides import load_shared_config, new_folder
 from gpfl.cli.progress import ProgressReporter, RepeatsReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_error, print_line, print_method_table, table_console
@@ -24,13 +24,7 @@ from gpfl.training import config as configs
 
 @click.command(cls=Command)
 @config_argument
-@click.option(
-    "--methods",
-    default="all",
-    show_default=True,
-    metavar="NAME,…",
-    help="Methods to compare: names, all, or ablations (GPFL and its five ablations).",
-)
+@methods_option("Methods to compare: names, all, or ablations (GPFL and its five ablations).")
 @out_option("Folder; trials it already holds are not run again.")
 @seeds_option("0,1,2", "Seeds of the trials.")
 @click.option(

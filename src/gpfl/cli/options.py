@@ -129,7 +129,8 @@ def chosen_records(ctx: click.Context) -> dict[str, SectionChoice]:
 class ConfigOption(click.Option):
     """The flag of an option of a config or an attack. It takes any text, which is checked once the whole config is known.
 
-    The help of a config's option depends on the chosen method, dataset, partition and net; attacks pass their `defaults`.
+    The help of a config's option depends on the chosen method, dataset, partition and net, for which the key is "name"; attacks
+    pass their `defaults`.
     """
 
     def __init__(self, *names: Any, section: str, key: str, defaults: object = None) -> None:
@@ -143,25 +144,15 @@ class ConfigOption(click.Option):
         if self.defaults is not None:
             return help_record(self.opts[0], type(self.defaults), self.key, getattr(self.defaults, self.key))
         chosen = chosen_records(ctx)
+        if self.key == "name":
+            names = (*DATASETS, "or a file or folder") if self.section == "data" else RECORDS[self.section]
+            default = chosen[self.section].name if self.section in chosen else DEFAULT_NAMES["data"]
+            return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {default}]"
         if self.section not in chosen or self.key not in options_of(chosen[self.section].record):
             return None
         _, record, values = chosen[self.section]
-        default = values.get(self.key, default_of(record, self.key, chosen["net"].name))
-        return help_record(self.opts[0], record, self.key, default)
-
-
-class NameOption(click.Option):
-    """The flag that chooses the method, dataset, partition or net of a config."""
-
-    def __init__(self, *names: Any, section: str) -> None:
-        self.section, self.group = section, HEADINGS[section]
-        super().__init__(*names)
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return the flag and the known names."""
-        names = (*DATASETS, "or a file or folder") if self.section == "data" else RECORDS[self.section]
-        chosen = chosen_records(ctx).get(self.section)
-        return f"{self.opts[0]} NAME", f"{', '.join(names)}  [default: {chosen.name if chosen else DEFAULT_NAMES['data']}]"
+        value = values.get(self.key, default_of(record, self.key, chosen["net"].name))
+        return help_record(self.opts[0], record, self.key, value)
 
 
 def compose(*decorators: Decorator) -> Decorator:
@@ -174,7 +165,7 @@ def config_options(*sections: str, omit: Collection[str] = ()) -> Decorator:
     decorators: list[Decorator] = [federation_option] if "partition" in sections else []
     for section in sections:
         if section in DEFAULT_NAMES:
-            decorators.append(click.option(f"--{section}", f"{section}__name", cls=NameOption, section=section))
+            decorators.append(_add_flag(f"--{section}", section, "name"))
         decorators.append(config_option(section, *(key for key in keys_of(section) if f"{section}.{key}" not in omit)))
     return compose(*decorators)
 
@@ -269,6 +260,18 @@ federation_option = click.option(
 def set_option(description: str, metavar: str = "NAME.KEY=VALUE") -> Decorator:
     """Add --set."""
     return click.option("--set", "assignments", multiple=True, metavar=metavar, help=description)
+
+
+def methods_option(description: str, default: str = "all") -> Decorator:
+    """Add --methods, a list of methods as a text."""
+    return option("--methods", default=default, metavar="NAME,…", help=description)
+
+
+def patience_option(default: int) -> Decorator:
+    """Add --patience."""
+    return option(
+        "--patience", default=default, metavar="N", help="End a run after this many rounds without a better accuracy; 0: never."
+    )
 
 
 def seeds_option(default: str | None, description: str) -> Decorator:
