@@ -18,7 +18,6 @@ from gpfl.experiments.defence_study import (
     DefenceFamily,
     DefenceStudy,
     find_noises,
-    plan_points,
 )
 from gpfl.experiments.grid import GridPlan
 
@@ -36,8 +35,7 @@ def find_noise(method: str, family: DefenceFamily, delta: float) -> float:
     settings = {"data": {"name": "blobs"}, "partition": {"clients": 2}, "net": {"name": "mlp"}}
     plan = GridPlan(out=Path("out"), seeds=(0,), rounds=1, patience=0, common=settings)
     bounds = {"clip": 0.2, "example_clip": 1.0, "delta": delta}
-    *_, point = plan_points([method], {family.option: [1.0]}, bounds, keep_weights=False)
-    (noise,) = find_noises(family, [4.0], point.cell, plan)
+    (noise,) = find_noises(family, [4.0], method, bounds, {}, plan)
     return noise
 
 

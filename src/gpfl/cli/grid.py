@@ -1,7 +1,7 @@
 """Cells of a grid: their list before they are run, and their progress."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,16 +13,7 @@ from gpfl.experiments import grid_runner
 from gpfl.experiments.grid import GridPlan, Job, Problems
 from gpfl.io.provenance import command_line, current_commit
 from gpfl.report.paper_tables import describe_rounds, group_problems
-from gpfl.report.tables import MeanStd, ResultColumn, ResultTable, format_bytes, format_duration
-
-PLAN_COLUMNS = (
-    ResultColumn("cell"),
-    ResultColumn("method", align="left"),
-    ResultColumn("seeds\ndone"),
-    ResultColumn("memory"),
-    ResultColumn("tables", align="left", hide=1),
-    ResultColumn("folder", align="left", hide=2),
-)
+from gpfl.report.tables import MeanStd, ResultColumn, ResultTable, format_bytes, format_duration, format_value
 
 
 def print_plan(
@@ -33,14 +24,18 @@ def print_plan(
     `missing_data` lists the columns that lack their data, by dataset.
     """
     unfinished = grid_runner.unfinished_jobs(jobs, plan)
-    rows = []
-    for job in jobs:
-        cell, done = job.cells[0], f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}"
-        tables = ", ".join(dict.fromkeys(cell.experiment.name for cell in job.cells))
-        memory = f"about {format_bytes(job.memory)}" if job in unfinished else ""
-        rows.append([cell.column.key, cell.variant.label, done, memory, tables, job.folder.name])
-    if rows:
-        table_console().print(ResultTable(PLAN_COLUMNS, rows))
+    columns: Mapping[ResultColumn, Callable[[Job], str]] = {
+        ResultColumn("cell"): lambda job: job.cells[0].column.key,
+        ResultColumn("method", align="left"): lambda job: job.cells[0].variant.label,
+        ResultColumn("seeds\ndone"): lambda job: f"{len(job.finished(plan.seeds))}/{len(plan.seeds)}",
+        ResultColumn("memory"): lambda job: f"about {format_bytes(job.memory)}" if job in unfinished else "",
+        ResultColumn("tables", align="left", hide=1): lambda job: ", ".join(
+            dict.fromkeys(cell.experiment.name for cell in job.cells)
+        ),
+        ResultColumn("folder", align="left", hide=2): lambda job: job.folder.name,
+    }
+    if jobs:
+        table_console().print(ResultTable.from_items(columns, jobs))
     for problem in group_problems(problems):
         print_error(f"cannot be run: {problem}")
     counts = f"{pluralize(len(unfinished), 'cell')} to run, {len(jobs) - len(unfinished)} done"
@@ -100,4 +95,5 @@ def _format_result(job: Job, seeds: Sequence[int]) -> str:
     trials = job.trials("", seeds)
     if trials is None:
         return "not run"
-    return f"{MeanStd.from_trials(trials, 'best_accuracy'):.2f} %, best round {trials.mean('best_round'):.0f}"
+    accuracy = format_value(MeanStd.from_trials(trials, "best_accuracy"), ".2f")
+    return f"{accuracy} %, best round {trials.mean('best_round'):.0f}"

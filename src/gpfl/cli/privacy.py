@@ -111,12 +111,7 @@ _run_options = compose(
 _round_options = compose(
     option("--seed", default=0, type=click.IntRange(0, MAX_SEED), metavar="N", help="Seed of the runs."),
     option("--rounds", default=experiments.ROUNDS, metavar="N", help="Maximum number of rounds."),
-    option(
-        "--patience",
-        default=experiments.PATIENCE,
-        metavar="N",
-        help="Stop a run after this many rounds without a better accuracy; 0 = never.",
-    ),
+    options.patience_option(experiments.PATIENCE),
 )
 
 
@@ -197,13 +192,17 @@ def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, seeds:
     _check_defences(methods, values, epsilon)
     bounds = {key: flags[key] for key in ("clip", "example_clip", "delta")}
     keep_weights = flags["attacked_round"] == "best"
-    plain = defence_study.plan_points(methods, {}, bounds, keep_weights=keep_weights)
+    plain = defence_study.plan_points(methods, {}, bounds, {}, keep_weights=keep_weights)
     runs = _plan_runs(flags, [point.cell for point in plain], seeds, flags["rounds"], keep_weights=keep_weights)
     _check_attackable(runs, plain[0].cell, plan)
     variants = defence_study.gpfl_variants(plain, runs)
     points = []
     for name in methods:
-        noises = _find_noises(epsilon, values, name, bounds, variants, runs) if epsilon else {}
+        noises = {
+            family.option: defence_study.find_noises(family, epsilon, name, bounds, variants, runs)
+            for family in defence_study.FAMILIES
+            if epsilon and family.level and values[family.option]
+        }
         points += defence_study.plan_points([name], values | noises, bounds, variants, keep_weights=keep_weights)
     jobs = make_study_jobs((point.cell for point in points), runs)
     if not accountant_version():
@@ -235,24 +234,10 @@ def _check_defences(methods: Sequence[str], values: Mapping[str, Sequence[float]
                 raise GpflError(f"{flag} is {value:g}; it must be {spec.limits}, and {default:g} disables it")
     if epsilons and min(epsilons) <= 0:
         raise GpflError(f"--epsilon is {min(epsilons):g}; it must be above 0")
-
-
-def _find_noises(
-    epsilons: Sequence[float],
-    values: Mapping[str, Sequence[float]],
-    method: str,
-    bounds: Mapping[str, float],
-    variants: defence_study.Variants,
-    runs: GridPlan,
-) -> dict[str, list[float]]:
-    """Return the noise of a method for each ε by family, without families that were left out."""
-    noises = {}
-    for family in (family for family in defence_study.FAMILIES if family.level and values[family.option]):
-        if click.get_current_context().get_parameter_source(family.option) != click.core.ParameterSource.DEFAULT:
+    context = click.get_current_context()
+    for family in (family for family in defence_study.FAMILIES if epsilons and family.level and values[family.option]):
+        if context.get_parameter_source(family.option) != click.core.ParameterSource.DEFAULT:
             raise GpflError(f"--epsilon and --{family.option.replace('_', '-')} exclude each other: leave one out")
-        *_, point = defence_study.plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
-        noises[family.option] = defence_study.find_noises(family, epsilons, point.cell, runs)
-    return noises
 
 
 def _exit_incomplete() -> None:

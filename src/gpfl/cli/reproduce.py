@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from gpfl.cli import options
 from gpfl.cli.command import Argument, Command
 from gpfl.cli.data import download_datasets
 from gpfl.cli.grid import print_plan, run_missing
 from gpfl.cli.interrupt import StoppedError, same_command
-from gpfl.cli.options import Folder, config_option, option, out_option, parse_options, seeds_option, set_option
+from gpfl.cli.options import option, parse_options
 from gpfl.cli.overrides import parse_method_set
 from gpfl.cli.terminal import console, print_error, print_line, table_console
 from gpfl.engine.distributed import process_group
@@ -53,23 +54,13 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
     metavar="[EXPERIMENT]…",
     help="Experiments, such as table1, figure3 or all. Without one they are listed.",
 )
-@option(
-    "--methods",
-    default="all",
-    metavar="NAME,…",
-    help="Rows: names, all, or ablations. A method that the paper lacks, such as local, is added.",
-)
+@options.methods_option("Rows: names, all, or ablations. A method that the paper lacks, such as local, is added.")
 @click.option(
     "--cells", metavar="KEY,…", help="Columns: keys such as cifar100/practical, patterns such as fmnist/*, or half a key."
 )
-@seeds_option("0,1,2", "Seeds of the trials; the paper has three.")
+@options.seeds_option("0,1,2", "Seeds of the trials; the paper has three.")
 @option("--rounds", default=experiments.ROUNDS, metavar="N", help=f"Maximum rounds; the paper has {experiments.ROUNDS}.")
-@option(
-    "--patience",
-    default=experiments.PATIENCE,
-    metavar="N",
-    help="End a run after this many rounds without a better accuracy; 0: never.",
-)
+@options.patience_option(experiments.PATIENCE)
 @option(
     "--validation-fraction",
     "validation",
@@ -77,15 +68,15 @@ RESERVED = ("runs", "problems", "tuned", "privacy", "leaks", "defences")
     metavar="X",
     help="Fraction of training samples for validation, such as 0.1; adds the accuracy of the round that they select.",
 )
-@out_option("Folder; runs it already holds are not repeated.", "results")
+@options.out_option("Folder; runs it already holds are not repeated.", "results")
 @click.option("--table", metavar="NAME", help="Name of the table's folder in --out, instead of the experiment's.")
 @click.option("--dry-run", is_flag=True, help="List the cells with their state and memory; run nothing.")
 @click.option("--only-tables", is_flag=True, help="Write tables and figures from finished runs; run nothing.")
 @option("--figures/--no-figures", default=True, help="Draw the figures of the experiments.")
 @click.option("--keep-weights", "weights", is_flag=True, help="Keep checkpoints and models of all runs: gigabytes per cell.")
-@click.option("--tuned", type=Folder(), metavar="DIR", help="Use the values that gpfl tune chose, from its --out.")
-@set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
-@config_option("run", *RUN_FLAGS)
+@click.option("--tuned", type=options.Folder(), metavar="DIR", help="Use the values that gpfl tune chose, from its --out.")
+@options.set_option("Set any option of the config, or of one method, such as fedprox.mu=0.01.")
+@options.config_option("run", *RUN_FLAGS)
 def reproduce(
     names: tuple[str, ...], methods: str, cells: str | None, table: str | None, tuned: Path | None, dry_run: bool, **flags: Any
 ) -> None:
@@ -147,15 +138,13 @@ def _check_table_name(name: str, selected: Sequence[str]) -> str:
 
 
 def _list_experiments() -> None:
-    def describe_missing(data: str) -> str:
-        return "" if grid.has_data(data) else f"; data not downloaded: gpfl data get {data}"
-
     for experiment in experiments.load_experiments().values():
         aliases = ", ".join(experiment.aliases)
         print_line(f"{experiment.name} ({aliases}): {experiment.title}; {len(experiment.rows)} methods")
         for column in experiment.columns:
             extra = "; on request: name it in --cells" if column.extra else ""
-            print_line(f"  {column.key:<26}{column.heading}, {column.group}{extra}{describe_missing(column.data)}")
+            missing = "" if grid.has_data(column.data) else f"; data not downloaded: gpfl data get {column.data}"
+            print_line(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
     print_line("privacy (table5): attacks on uploads: gpfl privacy attacks")
     print_line("")
     print_line("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # two rows of one column")
@@ -175,7 +164,18 @@ def _run_grid(selection: Selection, plan: GridPlan, dry_run: bool, figures: bool
         print_line(caveat)
     if dry_run:
         return not can_run
-    problems = _run_jobs(jobs, selection, plan, invalid, figures) | invalid
+    try:
+        failed = run_missing(jobs, plan, "cell")
+    except KeyboardInterrupt:
+        if process_group().is_main:
+            with suppress(GpflError):
+                _write_tables(selection, plan, False, jobs, {})
+        raise StoppedError(same_command()) from None
+    if locked := [job.label for job in jobs if failed.get(job.folder) == grid_runner.LOCKED]:
+        print_line(f"Skipped: {', '.join(locked)}. Another process is running it.")
+    failures = {cell.key: failed[job.folder] for job in jobs if job.folder in failed for cell in job.cells}
+    problems = {key: problem for key, problem in failures.items() if problem != grid_runner.LOCKED} | invalid
+    process_group().run_on_main(lambda: _write_tables(selection, plan, figures, jobs, problems))
     if problems:
         print_error(f"{pluralize(len(problems), 'cell')} of {len(cells)} failed; fix them and repeat the command to continue:")
         _print_problems(problems)
@@ -200,41 +200,16 @@ def _split_by_data(selection: Selection, dry_run: bool) -> tuple[list[Cell], dic
     return cells, missing
 
 
-def _run_jobs(jobs: Sequence[Job], selection: Selection, plan: GridPlan, invalid: Problems, figures: bool) -> Problems:
-    try:
-        failed = run_missing(jobs, plan, "cell")
-    except KeyboardInterrupt:
-        if process_group().is_main:
-            with suppress(GpflError):
-                _write_run_tables(selection, plan, False, jobs, {})
-        raise StoppedError(same_command()) from None
-    if locked := [job.label for job in jobs if failed.get(job.folder) == grid_runner.LOCKED]:
-        print_line(f"Skipped: {', '.join(locked)}. Another process is running it.")
-    problems = {cell.key: failed[job.folder] for job in jobs if job.folder in failed for cell in job.cells}
-    problems = {key: problem for key, problem in problems.items() if problem != grid_runner.LOCKED}
-    process_group().run_on_main(lambda: _write_run_tables(selection, plan, figures, jobs, problems | invalid))
-    return problems
-
-
 def _write_stored_tables(selection: Selection, plan: GridPlan, figures: bool) -> None:
-    jobs, problems = grid.find_jobs([*selection.cells, *_other_cells(selection, plan)], plan)
-    selected = set(selection.cells)
-    if not any(selected.intersection(job.cells) and job.finished(plan.seeds) for job in jobs):
-        _print_problems(problems)
+    jobs, problems = grid.find_jobs(selection.cells, plan)
+    _print_problems(problems)
+    if not any(job.finished(plan.seeds) for job in jobs):
         seeds = ", ".join(map(str, plan.seeds))
         raise GpflError(
             f"{plan.out} holds no finished run of these cells with {pluralize(plan.rounds, 'round')}, patience "
             f"{plan.patience}, protocol {plan.protocol} and seeds {seeds}: use the flags of the runs, or omit --only-tables"
         )
-    _print_problems(problems)
     process_group().run_on_main(lambda: _write_tables(selection, plan, figures, jobs, problems))
-
-
-def _write_run_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Sequence[Job], problems: Problems) -> None:
-    """Write tables and figures of the jobs and of all other stored trials of their experiments."""
-    others, ambiguous = grid.find_jobs(_other_cells(selection, plan), plan)
-    _print_problems(ambiguous)
-    _write_tables(selection, plan, figures, [*jobs, *others], problems)
 
 
 def _print_problems(problems: Problems) -> None:
@@ -243,6 +218,10 @@ def _print_problems(problems: Problems) -> None:
 
 
 def _write_tables(selection: Selection, plan: GridPlan, figures: bool, jobs: Sequence[Job], problems: Problems) -> None:
+    """Write tables and figures of the jobs and of all other stored trials of their experiments."""
+    others, ambiguous = grid.find_jobs(_other_cells(selection, plan), plan)
+    _print_problems(ambiguous)
+    jobs, problems = [*jobs, *others], ambiguous | problems
     if plan.tuned:
         print_line(f"Hyperparameters were chosen by gpfl tune; the search is copied to {plan.tuned.copy_to(plan.out)}.")
     origin = paper_tables.Origin(command_line(), current_commit())

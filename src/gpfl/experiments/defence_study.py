@@ -21,6 +21,7 @@ from gpfl.experiments import definitions as experiments
 from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.definitions import Cell, Experiment, TableColumn
 from gpfl.experiments.grid import GridPlan, Job, make_jobs, prepare_cell
+from gpfl.experiments.stored_runs import Trials
 from gpfl.io import toml
 from gpfl.methods.gpfl import GPFL
 from gpfl.privacy.attack_runner import AttackPlan, AttackRunner, CaseSummary, attack_ceiling, summarize_case
@@ -86,7 +87,7 @@ def plan_points(
     methods: Sequence[str],
     values: Mapping[str, Sequence[float]],
     bounds: Mapping[str, float],
-    variants: Variants | None = None,
+    variants: Variants,
     *,
     keep_weights: bool,
 ) -> list[PlannedPoint]:
@@ -95,7 +96,7 @@ def plan_points(
     for method in methods:
         plain = MethodVariant(method, {"name": method})
         families = [family for family in FAMILIES if values.get(family.option)]
-        used = {family: (variants or {}).get((method, family.option), plain) for family in families}
+        used = {family: variants.get((method, family.option), plain) for family in families}
         different = [plain]
         for variant in used.values():
             if variant not in different:
@@ -129,17 +130,25 @@ def gpfl_variants(points: Sequence[PlannedPoint], plan: GridPlan) -> Variants:
     return variants
 
 
-def find_noises(family: DefenceFamily, epsilons: Sequence[float], cell: Cell, plan: GridPlan) -> list[float]:
-    """Return the noise for each ε, as run, in the setting of a cell that has some noise of the family."""
-    _, spec = prepare_cell(cell, plan)
-    method = cast(Defended, spec.method)
-    inputs = accounting_inputs(method, spec.federation, spec.schedule)
+def find_noises(
+    family: DefenceFamily,
+    epsilons: Sequence[float],
+    method: str,
+    bounds: Mapping[str, float],
+    variants: Variants,
+    plan: GridPlan,
+) -> list[float]:
+    """Return the noise with which a method, as run, has each ε."""
+    *_, point = plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
+    _, spec = prepare_cell(point.cell, plan)
+    defended = cast(Defended, spec.method)
+    inputs = accounting_inputs(defended, spec.federation, spec.schedule)
     if family.level == "example":
-        inputs = replace(inputs, coupling=check_coupling(method, spec.federation.table, probe_samples(spec.federation)))
+        inputs = replace(inputs, coupling=check_coupling(defended, spec.federation.table, probe_samples(spec.federation)))
     guarantee = client_guarantee if family.level == "client" else example_guarantee
 
     def epsilon_of(noise: float) -> float:
-        defence = replace(method.defence, **{family.option: noise})  # type: ignore[arg-type]
+        defence = replace(defended.defence, **{family.option: noise})  # type: ignore[arg-type]
         return cast(float, guarantee(defence, inputs)["epsilon"])
 
     return [find_noise(epsilon, epsilon_of) for epsilon in epsilons]
@@ -265,9 +274,7 @@ def _open_run(job: Job, seed: int, round: str) -> tuple[Engine, RunState]:
 
 
 def _make_point(planned: PlannedPoint, job: Job, seeds: Sequence[int], engine: Engine, summary: CaseSummary) -> DefencePoint:
-    trials = job.trials(planned.method, seeds)
-    if trials is None:
-        raise ValueError(f"{job.folder} has no finished trials")
+    trials = cast(Trials, job.trials(planned.method, seeds))  # not None: the run has finished
     level = planned.family.level if planned.family else ""
     guarantees = run_guarantee(engine.method, engine.federation, engine.schedule) if level else {}
     guarantee = cast(Mapping[str, float | None], guarantees.get(level, {}))

@@ -84,7 +84,7 @@ class Features(FeatureInfo):
 def collect_features(
     run_folder: Path, split: str = "test", max_samples: int = 500, seed: int = 0, *, federation: Federation | None = None
 ) -> Features:
-    """Return the features that the personal models of a finished run compute of their clients' samples of a split or of "all".
+    """Return the features of each client's samples of a split, or of "all", computed by its personal model of a finished run.
 
     Of more than `max_samples` of a client and class, some are drawn. A federation that was made in Python must be given.
     """

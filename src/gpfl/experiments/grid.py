@@ -94,7 +94,6 @@ class Job:
     stored: StoredTrials = field(compare=False)
     caveat: str  # about the data
     memory: int = 0  # bytes of all trials in training, and of the data
-    complete: Sections | None = field(default=None, compare=False)  # config; None if the trials were found by theirs
 
     @property
     def folder(self) -> Path:
@@ -145,7 +144,7 @@ def folder_name(config: Config, hash_: str) -> str:
 
 
 def has_data(name: str) -> bool:
-    """Return whether a dataset is on this machine. A damaged one is: its error appears when it is loaded."""
+    """Return whether a dataset is on this machine. A damaged one counts, so that loading it raises its error."""
     source = DATASETS.get(name)
     if not isinstance(source, PublishedDataset):
         return True
@@ -190,7 +189,6 @@ def _make_job(cell: Cell, plan: GridPlan) -> Job:
         stored=StoredTrials(plan.out / "runs" / folder_name(config, config_hash(complete, table.digest))),
         caveat=provenance_warning(table),
         memory=table.x.nbytes + len(plan.seeds) * in_training,
-        complete=complete,
     )
 
 

@@ -73,7 +73,7 @@ def attack_methods(
 ) -> PrivacyTable:
     """Attack the runs of `METHODS`, which must have the same federation and seed. Cases that `folder` holds are reused.
 
-    The attacked images are spread over the clients; they, the random starts and the effort are the same in all columns.
+    The attacked images are spread over the clients; they, the random starts and the iterations are the same in all columns.
     """
     federation, engine = runs["fedavg"].federation, runs["fedavg"].engine
     batches = plan.choose_batches(federation, engine.method.net, range(len(federation)))

@@ -22,8 +22,8 @@ _SAME_SETTINGS = (("net", "name"), ("train", "lr"), ("train", "batch_size"), ("t
 def describe_unequal_budgets(studies: Mapping[str, ConfigDict]) -> str:
     """Return how the budgets of finished searches differ and how to make them equal, or "" if they are equal.
 
-    `studies` has the content of study.toml by method. A method whose space holds fewer values than its budget had its full
-    share.
+    `studies` has the content of study.toml by method. A method whose space holds fewer values than its budget was
+    searched completely.
     """
     counts = {method: cast(int, study["result"]["candidates"]) for method, study in studies.items() if study["space"]}
     most = max(counts.values(), default=0)

@@ -19,11 +19,7 @@ from gpfl.report.tables import Bold, Cell, MetricUnit, ResultColumn, ResultTable
 
 AVERAGE = "average"  # name of the row and of the interval of the average
 
-UNCLEAR = {
-    "noise": "cannot tell",
-    "no signal": "no signal",
-    "undefined": "undefined",
-}
+UNCLEAR = {"noise": "cannot tell", "no signal": "no signal", "undefined": "undefined"}
 """Why an answer is unclear, in the table."""
 
 ANSWER_COLORS = {"yes": "#0072b2", "no": "#d55e00", "unclear": "#7f7f7f"}
@@ -164,7 +160,9 @@ class AdviceReport:
         chosen = self.advice.chosen
         columns: Mapping[ResultColumn, Callable[[tuple[str, MethodCost]], Cell]] = {
             ResultColumn("method"): lambda item: Bold(item[0]) if item[0] == self.advice.method else item[0],
-            ResultColumn(f"{self.metric.label}{self.unit.suffix}", self.unit.spec): lambda item: self._mean_score(item[0]),
+            ResultColumn(f"{self.metric.label}{self.unit.suffix}", self.unit.spec): lambda item: self._score(
+                self.result.mean_score(item[0])
+            ),
             ResultColumn("chosen\nin", hide=2): lambda item: str(chosen[item[0]]) if item[0] in chosen else None,
             ResultColumn("rounds", ".0f"): lambda item: item[1].rounds,
             ResultColumn("best\nround", ".0f", hide=1): lambda item: item[1].selected_round,
@@ -266,9 +264,6 @@ class AdviceReport:
 
     def _score(self, value: float) -> float | None:
         return None if math.isnan(value) else self.metric.sign * self.unit.scale * value
-
-    def _mean_score(self, method: str) -> float | None:
-        return self._score(self.result.mean_score(method))
 
     def _interval(self, gain: Gain) -> str:
         return self.unit.interval(gain.low, gain.high)

@@ -46,9 +46,7 @@ class Entry:
 
     def percent(self, key: str) -> MeanStd | None:
         """Return a number of the summaries in percent; None if a summary lacks it."""
-        if not self.trials or not all(key in summary for summary in self.trials.summaries):
-            return None
-        return MeanStd.from_trials(self.trials, key)
+        return MeanStd.from_trials(self.trials, key) if self.trials else None
 
     @property
     def last_rounds(self) -> MeanStd | None:
@@ -115,11 +113,6 @@ class ColumnComparison:
         """Key of the column."""
         return self.column.key
 
-    @property
-    def was_run(self) -> bool:
-        """Whether any method was run."""
-        return any(entry.trials for entry in self.entries)
-
     def is_best(self, entry: Entry) -> bool:
         """Return whether no method that was run is better."""
         best = _best(self.entries)
@@ -159,11 +152,15 @@ def compare_column(results: TableResults, column: TableColumn) -> ColumnComparis
     exact = [entry in ranked and not (entry.paper and entry.paper.interval) for entry in entries]
     paper = _ranks([entry.paper_score if ok else math.nan for entry, ok in zip(entries, exact, strict=True)], fairness)
     reference = _reference(entries)
-    p_values, untested = _p_values(entries, reference, fairness)
-    compared = []
-    for entry, rank, paper_rank in zip(entries, ours, paper, strict=True):
-        p, seeds_p = p_values.get(entry.label, (None, None))
-        compared.append(replace(entry, rank=rank, paper_rank=paper_rank, p=p, seeds_p=seeds_p))
+    tests, untested = _paired_tests(entries, reference, fairness)
+    by_client, by_seed = (
+        dict(zip(tests, statistics.holm_correction([getattr(test, pairs).p for test in tests.values()]), strict=True))
+        for pairs in ("clients", "seeds")
+    )
+    compared = [
+        replace(entry, rank=rank, paper_rank=paper_rank, p=by_client.get(entry.label), seeds_p=by_seed.get(entry.label))
+        for entry, rank, paper_rank in zip(entries, ours, paper, strict=True)
+    ]
     caveat, is_part = results.caveats.get(column.key, ""), results.is_partial(column.key)
     return ColumnComparison(column, tuple(compared), caveat, is_part, fairness, reference, untested)
 
@@ -191,24 +188,21 @@ def _reference(entries: Sequence[Entry]) -> str:
     return best.label if best else ""
 
 
-def _p_values(
+def _paired_tests(
     entries: Iterable[Entry], reference: str, fairness: bool
-) -> tuple[dict[str, tuple[float | None, float | None]], dict[str, str]]:
-    """Return p-values against the reference, over clients and over seeds, and why methods could not be tested.
+) -> tuple[dict[str, statistics.Comparison], dict[str, str]]:
+    """Return the test of each method against the reference, and why methods could not be tested.
 
-    The tests are of accuracies, for fairness of how far they lie from their mean, with Holm's correction.
+    The tests are of accuracies, for fairness of how far they lie from their mean.
     """
     run = {entry.label: entry.trials for entry in entries if entry.trials}
-    p_values: dict[str, tuple[float | None, float | None]] = {}
+    tests: dict[str, statistics.Comparison] = {}
     untested: dict[str, str] = {}
     for label in [label for label in run if label != reference]:
-        p_values[label] = (None, None)
         try:
-            comparison = statistics.compare_paired(run[label], run[reference], spread=fairness)
-            p_values[label] = (comparison.clients.p, comparison.seeds.p)
+            tests[label] = statistics.compare_paired(run[label], run[reference], spread=fairness)
         except GpflError as error:
             untested[label] = str(error)
         except OSError as error:
             untested[label] = f"{error.filename} cannot be read ({error.strerror})"
-    corrected = zip(*(statistics.holm_correction(values) for values in zip(*p_values.values(), strict=True)), strict=True)
-    return dict(zip(p_values, corrected, strict=True)), untested
+    return tests, untested

@@ -54,7 +54,7 @@ def to_markdown(results: TableResults, origin: Origin) -> str:
     """Return the page of an experiment: a table for each column, and notes."""
     columns = compare_columns(results)
     title = results.experiment.title + (f" ({results.plan.table})" if results.plan.table else "")
-    column_tables = [column_table(column) for column in columns if column.was_run or len(columns) == 1]
+    column_tables = [column_table(each) for each in columns if any(e.trials for e in each.entries) or len(columns) == 1]
     return tables.render_page(
         title,
         [*column_tables, *feature_tables.tables(results)],

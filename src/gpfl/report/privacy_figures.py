@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpfl.experiments.defence_study import FAMILIES, DefenceFamily, DefenceStudy
 from gpfl.experiments.definitions import display_name
-from gpfl.experiments.privacy_table import PrivacyTable, Setting
+from gpfl.experiments.privacy_table import PrivacyTable
 from gpfl.privacy.attack_runner import CaseResult, record_values
 from gpfl.report.plotting import (
     annotate,
@@ -70,18 +70,14 @@ def _to_pixels(image: Tensor) -> npt.NDArray[np.float32]:
 
 def draw_table_grids(table: PrivacyTable, folder: Path) -> dict[str, list[Path]]:
     """Draw a grid for each setting of the paper's table and return the files by attack."""
-    return {
-        attack: [path for setting in table.settings(attack) for path in _draw_setting(table, attack, setting, folder)]
-        for attack in table.ceilings
-    }
-
-
-def _draw_setting(table: PrivacyTable, attack: str, setting: Setting, folder: Path) -> list[Path]:
-    row = table.row(attack, setting)
-    case, first = next(iter(row.values()))
-    rows = [ImageRow.of_case(column.label, result) for column, (_, result) in row.items()]
-    stem = folder / f"grid-{attack}-round-{case.round}-{case.steps}-batch-{case.batch}"
-    return draw_grid(first.true, rows, f"{attack}, {case.setting}: PSNR in dB", stem)
+    paths: dict[str, list[Path]] = {attack: [] for attack in table.ceilings}
+    for attack in paths:
+        for row in (table.row(attack, setting) for setting in table.settings(attack)):
+            case, first = next(iter(row.values()))
+            rows = [ImageRow.of_case(column.label, result) for column, (_, result) in row.items()]
+            stem = folder / f"grid-{attack}-round-{case.round}-{case.steps}-batch-{case.batch}"
+            paths[attack] += draw_grid(first.true, rows, f"{attack}, {case.setting}: PSNR in dB", stem)
+    return paths
 
 
 def draw_study(study: DefenceStudy, folder: Path) -> list[Path]:

@@ -1,5 +1,7 @@
 """Tables of a data profile: each column, each column by client, and each client. They fit on 80 characters."""
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from gpfl.data.columns import ColumnSchema
@@ -25,21 +27,18 @@ def profile_tables(profile: DataProfile) -> list[ResultTable]:
 
 
 def _column_table(profile: DataProfile) -> ResultTable:
-    columns = [
-        ResultColumn("column"),
-        ResultColumn("type", align="left"),
-        ResultColumn("range or categories", align="left"),
-        ResultColumn("missing"),
-        ResultColumn("largest drift", align="left"),
-    ]
-    rows: list[list[Cell]] = []
-    for column in (*profile.columns, profile.label):
-        kind = "label" if column is profile.label else TYPES[column.schema.kind]
+    def drift(column: ColumnProfile) -> str | None:
         most = column.most_drifting
-        drift = None if most is None else f"{shorten(profile.clients[most], 12)} {_format_drift(column.clients[most], column)}"
-        missing = format_share(column.total.missing_share)
-        rows.append([shorten(column.schema.name, NAME_WIDTH), kind, _format_range(column), missing, drift])
-    return ResultTable(columns, rows, title="Columns", notes=[DRIFT_NOTE])
+        return None if most is None else f"{shorten(profile.clients[most], 12)} {_format_drift(column.clients[most], column)}"
+
+    columns: Mapping[ResultColumn, Callable[[ColumnProfile], Cell]] = {
+        ResultColumn("column"): lambda each: shorten(each.schema.name, NAME_WIDTH),
+        ResultColumn("type", align="left"): lambda each: "label" if each is profile.label else TYPES[each.schema.kind],
+        ResultColumn("range or categories", align="left"): _format_range,
+        ResultColumn("missing"): lambda each: format_share(each.total.missing_share),
+        ResultColumn("largest drift", align="left"): drift,
+    }
+    return ResultTable.from_items(columns, (*profile.columns, profile.label), "Columns", notes=[DRIFT_NOTE])
 
 
 def _client_columns(profile: DataProfile) -> ResultTable:

@@ -44,8 +44,10 @@ class MeanStd:
         return cls(float(array.mean()), float(array.std()), len(array))
 
     @classmethod
-    def from_trials(cls, trials: Trials, key: str) -> "MeanStd":
-        """Return a number of the trials' summaries in percent."""
+    def from_trials(cls, trials: Trials, key: str) -> "MeanStd | None":
+        """Return a number of the trials' summaries in percent, or None if one lacks it."""
+        if not all(key in summary for summary in trials.summaries):
+            return None
         return cls(100 * trials.mean(key), 100 * trials.std(key), len(trials.summaries))
 
     def __format__(self, spec: str) -> str:
