@@ -44,10 +44,9 @@ def advise(methods: str, out: Path | None, repeats: int, rope: float, **flags: A
     command resumes after Ctrl-C. `gpfl advise --data visits.csv --help` also lists the options of a table, such as --client,
     --label and --missing.
     """
-    variants = advising.parse_variants(methods)
-    settings, overrides = load_shared_config(flags, "advise", [variant.method["name"] for variant in variants])
+    settings, variants = load_shared_config(flags, "advise", advising.parse_variants(methods))
     settings = advising.resolve_settings(settings)
-    comparisons.check_methods(settings, variants, overrides)
+    comparisons.check_methods(settings, variants)
     common = advising.check_data(settings, repeats)
     folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-advice")
     print_data_warnings(common)
@@ -57,9 +56,7 @@ def advise(methods: str, out: Path | None, repeats: int, rope: float, **flags: A
         interruptible(lambda: same_command(*() if out else ("--out", str(folder)))),
         RepeatsReporter(console, repeats) as reporter,
     ):
-        result = advising.advise(
-            settings, variants, repeats, folder, reporter.callback, overrides=overrides, rope=rope, report_time=_print_time
-        )
+        result = advising.advise(settings, variants, repeats, folder, reporter.callback, rope=rope, report_time=_print_time)
     report = AdviceReport(result)
     print_line(report.title)
     for table in (report.client_table(MAX_CLIENTS), report.cost_table()):

@@ -42,21 +42,20 @@ def compare(methods: str, out: Path | None, seeds: tuple[int, ...], repeats: int
     """
     if repeats and click.get_current_context().get_parameter_source("seeds") == ParameterSource.COMMANDLINE:
         raise GpflError("--repeats gives every repeat a split and a seed of its own: leave out --seeds, or --repeats")
-    variants = comparisons.parse_methods(methods)
-    settings, overrides = load_shared_config(flags, "compare", [variant.method["name"] for variant in variants])
-    comparisons.check_methods(settings, variants, overrides)
-    common = configs.resolve_config({**settings, "method": dict(variants[0].method)})
+    settings, variants = load_shared_config(flags, "compare", comparisons.parse_methods(methods))
+    comparisons.check_methods(settings, variants)
+    common = configs.resolve_config(variants[0].config(settings))
     folder = new_folder(out, Path("runs") / f"{Path(common.data).stem}-{'repeats' if repeats else 'comparison'}")
     _check_kind(folder, repeats is not None)
     print_data_warnings(common)
     with interruptible(lambda: same_command(*() if out else ("--out", str(folder)))):
         if repeats:
             with RepeatsReporter(console, repeats) as reporter:
-                results = run_repeats(settings, variants, repeats, folder, reporter.callback, overrides=overrides)
+                results = run_repeats(settings, variants, repeats, folder, reporter.callback)
             diverged = _save_repeats(results, folder)
         else:
             with ProgressReporter(console) as reporter:
-                compared = comparisons.compare(settings, variants, overrides, seeds, folder, reporter.callback)
+                compared = comparisons.compare(settings, variants, seeds, folder, reporter.callback)
             if compared.rows:
                 _save_comparison(compared, common, folder)
             diverged = {label: str(error) for label, error in compared.diverged.items()}

@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpfl.cli.options import flag_name, keys_of, parse_options
 from gpfl.cli.terminal import print_line
@@ -15,6 +16,9 @@ from gpfl.io import toml
 from gpfl.methods import METHODS
 from gpfl.training import config as configs
 from gpfl.training.config import ConfigDict
+
+if TYPE_CHECKING:
+    from gpfl.experiments.compare import MethodVariant
 
 MethodOverrides = Mapping[str, Mapping[str, object]]  # options of single methods, by method name
 
@@ -51,14 +55,16 @@ def parse_method_set(
 
 
 def load_shared_config(
-    flags: Mapping[str, Any], command: str, methods: Sequence[object], *, names_from: str = "--methods"
-) -> tuple[ConfigDict, MethodOverrides]:
-    """Return the config that methods share, from the flags of a command, and the options of single methods."""
-    settings, overrides = parse_method_set(flags["assignments"], methods, names_from=names_from)
+    flags: Mapping[str, Any], command: str, methods: "Sequence[MethodVariant]", *, names_from: str = "--methods"
+) -> "tuple[ConfigDict, list[MethodVariant]]":
+    """Return the config that methods share, from the flags of a command, and the methods with the options of their own."""
+    names = [str(variant.method["name"]) for variant in methods]
+    settings, overrides = parse_method_set(flags["assignments"], names, names_from=names_from)
     config = load_config(flags, merge(parse_options(flags), settings), command)
     if config.pop("method", None):
         print_line(f"Section [method] of {flags['config']} is ignored: use {names_from} and --set.")
-    return config, overrides
+    own = [{**overrides.get(name, {}), **variant.method} for name, variant in zip(names, methods, strict=True)]
+    return config, [replace(variant, method=method) for variant, method in zip(methods, own, strict=True)]
 
 
 def merge(*layers: ConfigDict) -> ConfigDict:

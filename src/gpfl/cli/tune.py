@@ -16,6 +16,7 @@ from gpfl.cli.overrides import load_shared_config
 from gpfl.cli.progress import ProgressReporter
 from gpfl.cli.terminal import console, print_data_warnings, print_line
 from gpfl.errors import GpflError, pluralize
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.tuned_values import BEST, COMMON, describe_unequal_budgets
 from gpfl.experiments.tuning import MethodSearch, SearchOptions, plan_searches, read_results, run_search, save_best, save_result
 from gpfl.io import files, toml
@@ -55,19 +56,19 @@ def tune(methods: tuple[str, ...], out: Path | None, **flags: Any) -> None:
 
     Searches each method's documented ranges with the same budget. Test samples are never used.
     """
-    names = list(METHODS) if "all" in methods else methods
-    settings, overrides = load_shared_config(flags, "tune METHODS", names, names_from="the methods")
+    variants = [MethodVariant(name, {"name": name}) for name in (METHODS if "all" in methods else methods)]
+    settings, variants = load_shared_config(flags, "tune METHODS", variants, names_from="the methods")
     note = ""
     partition = settings.setdefault("partition", {})
     if partition.get("name") != "manifest" and "validation_fraction" not in partition:
         partition["validation_fraction"] = VALIDATION_FRACTION
         note = f"{VALIDATION_FRACTION:.0%} of the training samples are held out for validation (--validation-fraction)."
-    resolved = configs.resolve_config({**settings, "method": {"name": names[0]}})
+    resolved = configs.resolve_config({**settings, "method": {"name": variants[0].label}})
     folder = out or Path("runs") / f"{Path(resolved.data).stem}-tune"
     options = SearchOptions(**{each.name: flags[each.name] for each in dataclasses.fields(SearchOptions)})
     print_data_warnings(resolved)
     with interruptible(same_command):
-        searches = plan_searches(settings, overrides, names, options, folder)
+        searches = plan_searches(settings, variants, options, folder)
         if note:
             print_line(note)
         for search in searches:

@@ -161,7 +161,6 @@ def advise(
     out: Path,
     make_callback: CallbackFactory,
     *,
-    overrides: Mapping[str, Mapping[str, object]] | None = None,
     rope: float = 0.01,
     report_time: Callable[[float, float], None] = lambda elapsed, remaining: None,
 ) -> AdviceResult:
@@ -173,7 +172,6 @@ def advise(
         repeats: Number of repeated splits.
         out: Folder of the results.
         make_callback: Returns the callback of a run from its label.
-        overrides: Settings of single methods by name.
         rope: Region of practical equivalence: differences of the metric up to this size do not matter.
         report_time: Called after `FIRST_REPEATS` new repeats of all methods with their seconds and the expected seconds for
             the others.
@@ -192,7 +190,7 @@ def advise(
             return make_callback(prefix + label)
 
         shared, own = (reduce_training(each, fraction) for each in (draw, with_own_statistics(draw)))
-        return run_repeats(settings, methods, count, folder, start, overrides=overrides, draw=shared, draw_for={ALONE: own})
+        return run_repeats(settings, methods, count, folder, start, draw=shared, draw_for={ALONE: own})
 
     begin = time.perf_counter()
     run(FIRST_REPEATS)
@@ -220,7 +218,7 @@ def advise(
 
 
 def with_own_statistics(draw: SplitDrawer) -> SplitDrawer:
-    """Return the same splits with numbers filled and scaled by each client's own statistics, as if it had no others'."""
+    """Return the same splits with numbers filled and scaled by each client's own statistics alone."""
     if draw.table.raw is None or draw.table.preprocessing.scale != "federated":
         return draw
     alone = copy.copy(draw)

@@ -37,6 +37,10 @@ class MethodVariant:
         """Name of its folder."""
         return self.label.replace(" ", "-").replace("+", "-")
 
+    def config(self, settings: ConfigDict) -> ConfigDict:
+        """Return a config with this method."""
+        return {**settings, "method": dict(self.method)}
+
 
 def parse_methods(text: str) -> list[MethodVariant]:
     """Return the methods of a list such as "gpfl,fedrep", "all" or "ablations", each once."""
@@ -57,34 +61,26 @@ def parse_methods(text: str) -> list[MethodVariant]:
     return list({variant.label: variant for variant in variants}.values())
 
 
-def check_methods(
-    settings: ConfigDict, methods: Sequence[MethodVariant], overrides: Mapping[str, Mapping[str, object]]
-) -> None:
+def check_methods(settings: ConfigDict, methods: Sequence[MethodVariant]) -> None:
     """Raise if the settings of a method are invalid. No data is read."""
     run = options.build(RunOptions, settings.get("run", {}), "run")
-    for variant, config in method_configs(settings, methods, overrides).items():
+    for variant in methods:
         with error_prefix(variant.label):
-            configs.resolve_method(config, run)
+            configs.resolve_method(variant.config(settings), run)
 
 
 def compare(
-    settings: ConfigDict,
-    methods: Sequence[MethodVariant],
-    overrides: Mapping[str, Mapping[str, object]],
-    seeds: Sequence[int],
-    out: Path,
-    make_callback: CallbackFactory,
+    settings: ConfigDict, methods: Sequence[MethodVariant], seeds: Sequence[int], out: Path, make_callback: CallbackFactory
 ) -> ComparisonResult:
-    """Run the trials of every method that `out` does not hold yet. `overrides` has settings of single methods by name."""
-    by_variant = method_configs(settings, methods, overrides)
+    """Run the trials of every method that `out` does not hold yet."""
     complete = []
-    for variant, config in by_variant.items():  # all are checked before the first is run
+    for variant in methods:  # all are checked before the first is run
         with error_prefix(variant.label):
-            complete.append(check_trials(config, seeds, out / variant.folder)[0])
+            complete.append(check_trials(variant.config(settings), seeds, out / variant.folder)[0])
     diverged = {}
-    for variant, config in by_variant.items():
+    for variant in methods:
         try:
-            run_trials(config, seeds, out / variant.folder, make_callback, label=variant.label)
+            run_trials(variant.config(settings), seeds, out / variant.folder, make_callback, label=variant.label)
         except DivergenceError as error:
             diverged[variant.label] = error
     folders = _find_trials(out, complete[0])
@@ -95,16 +91,6 @@ def compare(
     )
     unfinished = [text for folder, each in zip(folders, trials, strict=True) if (text := _describe_unfinished(folder, each))]
     return ComparisonResult(rows, unfinished, diverged)
-
-
-def method_configs(
-    settings: ConfigDict, methods: Sequence[MethodVariant], overrides: Mapping[str, Mapping[str, object]]
-) -> dict[MethodVariant, ConfigDict]:
-    """Return the config of each method."""
-    return {
-        variant: {**settings, "method": {**overrides.get(str(variant.method["name"]), {}), **variant.method}}
-        for variant in methods
-    }
 
 
 def _describe_unfinished(folder: Path, trials: Trials) -> str:

@@ -30,7 +30,7 @@ from gpfl.engine import make_engine
 from gpfl.engine.distributed import process_group
 from gpfl.engine.slots import batched
 from gpfl.errors import DivergenceError, GpflError, error_prefix
-from gpfl.experiments.compare import MethodVariant, method_configs
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.statistics import CorrectedTTest, Floats, corrected_t_test, holm_correction, rank_scores, round_values
 from gpfl.experiments.stored_runs import check_same_config, hash_partition
 from gpfl.experiments.trials import CallbackFactory
@@ -114,8 +114,6 @@ class RepeatedResults:
 
     def values(self, method: str, metric: str, *, split: str = "test", client: str | None = None) -> Floats:
         """Return a metric of a method in each of `repeats`, of all predictions together or of a client; NaN if undefined."""
-        if metric not in METRICS:
-            raise ValueError(f"unknown metric '{metric}'")
         return np.array([self.records[method][repeat].value(metric, split, client) for repeat in self.repeats])
 
     def test_train_ratio(self) -> float:
@@ -132,22 +130,19 @@ def run_repeats(
     out: Path | None,
     make_callback: CallbackFactory,
     *,
-    overrides: Mapping[str, Mapping[str, object]] | None = None,
     draw: DrawSplit | None = None,
     draw_for: Mapping[str, DrawSplit] | None = None,
 ) -> RepeatedResults:
     """Run repeats 0 to `repeats` − 1 of every method, except those that `out` holds, and return all of them.
 
-    Without `out` the results stay in memory. `overrides` has settings of single methods by name. `draw` returns the federation
-    of a repeat, by default the config's partition with another seed; `draw_for` replaces it for single methods.
+    Without `out` the results stay in memory. `draw` returns the federation of a repeat, by default the config's partition with
+    another seed; `draw_for` replaces it for single methods.
     """
     by_label = {}
-    for variant, method_settings in method_configs(settings, variants, overrides or {}).items():
+    for variant in variants:
         with error_prefix(variant.label):
-            by_label[variant.label] = configs.resolve_config(method_settings)
+            by_label[variant.label] = configs.resolve_config(variant.config(settings))
     first = next(iter(by_label.values()))
-    if repeats < 2:
-        raise GpflError(f"--repeats is {repeats}; differences between repeats need at least 2")
     draw = draw or SplitDrawer(first)
     shared = [draw(repeat) for repeat in range(repeats)]
     drawn = {label: [special(repeat) for repeat in range(repeats)] for label, special in (draw_for or {}).items()}

@@ -22,6 +22,7 @@ from gpfl.core.options import SearchRange, options_of
 from gpfl.engine import make_engine
 from gpfl.engine.distributed import require_single_process
 from gpfl.errors import GpflError, error_prefix
+from gpfl.experiments.compare import MethodVariant
 from gpfl.experiments.stored_runs import UNCOMPARED, first_difference
 from gpfl.experiments.trials import check_same_federation, delete_weights, prepare_trial, train_trials, with_seed
 from gpfl.experiments.tuned_values import BEST, COMMON, STORAGE, STUDY
@@ -152,15 +153,11 @@ class MethodSearch:
 
 
 def plan_searches(
-    settings: ConfigDict,
-    overrides: Mapping[str, Mapping[str, object]],
-    methods: Sequence[str],
-    options: SearchOptions,
-    out: Path,
+    settings: ConfigDict, methods: Sequence[MethodVariant], options: SearchOptions, out: Path
 ) -> list[MethodSearch]:
     """Return the searches of several methods. Raise before any training if one of them cannot run, or not in `out`.
 
-    `overrides` has the options of single methods that are set and hence not searched.
+    Options that `methods` set are not searched.
     """
     _import_optuna()
     require_single_process("gpfl tune")
@@ -168,8 +165,8 @@ def plan_searches(
         raise GpflError("train.lr is set, and --with-lr searches it: leave one of them out")
     searches: list[MethodSearch] = []
     for method in methods:
-        sections = {**settings, "method": {**overrides.get(method, {}), "name": method}}
-        with error_prefix(method if len(methods) > 1 else ""):
+        sections = method.config(settings)
+        with error_prefix(method.label if len(methods) > 1 else ""):
             config = configs.resolve_config(with_seed(sections, options.seeds[0]))
             federation = searches[0].federation if searches else config.federation()
             if not federation.has_validation:
@@ -178,8 +175,8 @@ def plan_searches(
             config, spec = prepare(config, federation)
             concurrent = make_engine(config.run.engine, spec).supports_concurrent_trials
         limited = options if concurrent else dataclasses.replace(options, n_concurrent=1)
-        space = search_space(method, sections, options.with_lr)
-        search = MethodSearch(method, sections, config, spec.federation, space, limited, out)
+        space = search_space(method.label, sections, options.with_lr)
+        search = MethodSearch(method.label, sections, config, spec.federation, space, limited, out)
         _check_folder(search)
         searches.append(search)
     return searches
