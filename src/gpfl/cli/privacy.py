@@ -54,15 +54,7 @@ def _plan_defaults(section: str) -> AttackPlan:
     return core_options.build(AttackPlan, values, section)
 
 
-def _plan_runs(
-    flags: Mapping[str, Any],
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    rounds: int,
-    patience: int = 0,
-    *,
-    keep_weights: bool = True,
-) -> GridPlan:
+def _plan_runs(flags: Mapping[str, Any], cells: Sequence[Cell], *, keep_weights: bool = True) -> GridPlan:
     """Return the plan of a study's runs, after downloading the dataset unless it is a dry run."""
     require_single_process("gpfl privacy")
     settings, overrides = parse_method_set(flags["assignments"], [cell.variant.method["name"] for cell in cells])
@@ -70,9 +62,9 @@ def _plan_runs(
         raise GpflError("--set defence.… does not apply: `gpfl privacy defences` has flags for its values")
     plan = GridPlan(
         out=flags["out"],
-        seeds=tuple(seeds),
-        rounds=rounds,
-        patience=patience,
+        seeds=flags["seeds"] if "seeds" in flags else (flags["seed"],),
+        rounds=flags["rounds"],
+        patience=flags.get("patience", 0),
         run=parse_options(flags).get("run", {}),
         common=settings,
         overrides=overrides,
@@ -125,10 +117,10 @@ def _strengths_option(flag: str, kind: type, description: str) -> Decorator:
 @_round_options
 @_run_options
 @options.attack_options(_plan_defaults("attack"))
-def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
+def attacks(**flags: Any) -> None:
     """Reproduce the paper's privacy table: train five methods on Cifar100 and attack their uploads."""
     plan, cells = parse_attack(_plan_defaults("attack"), flags), undefended_cells(privacy_table.METHODS)
-    runs = _plan_runs(flags, cells, [seed], rounds, patience)
+    runs = _plan_runs(flags, cells)
     _check_attackable(runs, cells[0], plan)
     jobs = make_study_jobs(cells, runs)
     cases = sum(len(privacy_table.COLUMNS) * len(plan.cases("", [""], kind)) + 1 for kind in plan.kind)
@@ -136,10 +128,10 @@ def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
     if _train(jobs, runs, next_step, dry_run=flags["dry_run"], graph=plan.graph):
         _exit_incomplete()
     folder = runs.out / "privacy"
-    results = {cell.variant.label: load_run(job, seed) for cell, job in jobs.items()}
+    results = {cell.variant.label: load_run(job, flags["seed"]) for cell, job in jobs.items()}
     table = privacy_table.attack_methods(results, folder, plan, functools.partial(print_case, formula=plan.psnr))
     grids = privacy_figures.draw_table_grids(table, folder)
-    page = privacy_tables.privacy_page(table, plan.psnr, _describe_origin(jobs.values(), [seed]), grids)
+    page = privacy_tables.privacy_page(table, plan.psnr, _describe_origin(jobs.values(), runs.seeds), grids)
     records = records_to_json(privacy_table.table_records(table))
     _write(folder, {"table.md": page, "results.json": records}, [path for paths in grids.values() for path in paths])
 
@@ -148,20 +140,21 @@ def attacks(seed: int, rounds: int, patience: int, **flags: Any) -> None:
 @option("--methods", default="all", type=CommaList(str, [*METHODS, "all"]), help="Methods, or all.")
 @_round_options
 @_run_options
-def leaks(methods: tuple[str, ...], seed: int, rounds: int, patience: int, **flags: Any) -> None:
+def leaks(methods: tuple[str, ...], **flags: Any) -> None:
     """Infer label distributions from uploads, and training samples from personal models, method by method."""
     cells = undefended_cells(list(METHODS) if "all" in methods else methods)
-    runs = _plan_runs(flags, cells, [seed], rounds, patience)
+    runs = _plan_runs(flags, cells)
     jobs = make_study_jobs(cells, runs)
     next_step = "Label and membership inference on all clients follows"
     failed = _train(jobs, runs, next_step, dry_run=flags["dry_run"])
     finished = [job for job in jobs.values() if job.folder not in failed]
     if finished:
         folder = runs.out / "leaks"
+        (seed,) = runs.seeds
         loaders = {job.folder / f"seed-{seed}": functools.partial(load_run, job, seed) for job in finished}
         findings = infer_from_runs(loaders, folder, _print_findings)
         results = json.dumps([asdict(each) for each in findings], indent=1, allow_nan=False) + "\n"
-        page = privacy_tables.inference_page(findings, _describe_origin(finished, [seed]))
+        page = privacy_tables.inference_page(findings, _describe_origin(finished, runs.seeds))
         _write(folder, {"table.md": page, "results.json": results})
     if failed:
         _exit_incomplete()
@@ -184,18 +177,17 @@ def leaks(methods: tuple[str, ...], seed: int, rounds: int, patience: int, **fla
 @option("--rounds", default=_DEFAULTS["defences"]["rounds"], type=click.IntRange(1), metavar="N", help="Number of rounds.")
 @_run_options
 @options.attack_options(_plan_defaults("defences"), omit=("kind", "batch", "steps", "round", "psnr"))
-def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, seeds: tuple[int, ...], **flags: Any) -> None:
+def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, **flags: Any) -> None:
     """Measure defences: accuracy against ε, and what an attack reconstructs against accuracy."""
     plan = parse_attack(_plan_defaults("defences"), flags)
     plan = dataclasses.replace(plan, kind=(defence_study.ATTACK,), round=(flags["attacked_round"],))
     values = {family.option: flags[family.option] for family in defence_study.FAMILIES}
     _check_defences(methods, values, epsilon)
     bounds = {key: flags[key] for key in ("clip", "example_clip", "delta")}
-    keep_weights = flags["attacked_round"] == "best"
-    plain = defence_study.plan_points(methods, {}, bounds, {}, keep_weights=keep_weights)
-    runs = _plan_runs(flags, [point.cell for point in plain], seeds, flags["rounds"], keep_weights=keep_weights)
-    _check_attackable(runs, plain[0].cell, plan)
-    variants = defence_study.gpfl_variants(plain, runs)
+    cells = undefended_cells(methods)
+    runs = _plan_runs(flags, cells, keep_weights=flags["attacked_round"] == "best")
+    _check_attackable(runs, cells[0], plan)
+    variants = defence_study.gpfl_variants(cells, runs)
     points = []
     for name in methods:
         noises = {
@@ -203,16 +195,16 @@ def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, seeds:
             for family in defence_study.FAMILIES
             if epsilon and family.level and values[family.option]
         }
-        points += defence_study.plan_points([name], values | noises, bounds, variants, keep_weights=keep_weights)
+        points += defence_study.plan_points(name, values | noises, bounds, variants)
     jobs = make_study_jobs((point.cell for point in points), runs)
     if not accountant_version():
         print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
     next_step = f"Attacks of {plan.iterations} iterations on the uploads of {pluralize(len(points), 'run')} follow"
     failed = _train(jobs, runs, next_step, dry_run=flags["dry_run"], graph=plan.graph)
     folder = runs.out / "defences"
-    results = defence_study.attack_points(points, jobs, seeds, folder, plan, failed=failed, on_summary=_print_summary)
+    results = defence_study.attack_points(points, jobs, runs.seeds, folder, plan, failed=failed, on_summary=_print_summary)
     figures = privacy_figures.draw_study(results, folder)
-    page = privacy_tables.defence_page(results, _describe_origin(jobs.values(), seeds), figures)
+    page = privacy_tables.defence_page(results, _describe_origin(jobs.values(), runs.seeds), figures)
     points_csv = format_csv([asdict(point) for point in results.points])
     _write(folder, {"table.md": page, "points.csv": points_csv, "points.json": results.to_json()}, figures)
 

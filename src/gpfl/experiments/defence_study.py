@@ -84,49 +84,40 @@ Variants = Mapping[tuple[str, str], MethodVariant]
 
 
 def plan_points(
-    methods: Sequence[str],
-    values: Mapping[str, Sequence[float]],
-    bounds: Mapping[str, float],
-    variants: Variants,
-    *,
-    keep_weights: bool,
+    method: str, values: Mapping[str, Sequence[float]], bounds: Mapping[str, float], variants: Variants
 ) -> list[PlannedPoint]:
-    """Return every method without a defence, in each of its variants, and under every value of the families."""
-    points = []
-    for method in methods:
-        plain = MethodVariant(method, {"name": method})
-        families = [family for family in FAMILIES if values.get(family.option)]
-        used = {family: variants.get((method, family.option), plain) for family in families}
-        different = [plain]
-        for variant in used.values():
-            if variant not in different:
-                different.append(variant)
-        points += [PlannedPoint(method, None, 0.0, make_cell(each, keep_weights=keep_weights)) for each in different]
-        for family, variant in used.items():
-            for value in values[family.option]:
-                heading, defence = f"{family.description}, {value:g}", family.defence(value, bounds)
-                cell = make_cell(variant, family.key(value), heading, defence, keep_weights=keep_weights)
-                points.append(PlannedPoint(method, family, value, cell))
+    """Return a method without a defence, in each of its variants, and under every value of the families."""
+    plain = MethodVariant(method, {"name": method})
+    used = {family: variants.get((method, family.option), plain) for family in FAMILIES if values.get(family.option)}
+    different = [plain]
+    for variant in used.values():
+        if variant not in different:
+            different.append(variant)
+    points = [PlannedPoint(method, None, 0.0, make_cell(each)) for each in different]
+    for family, variant in used.items():
+        for value in values[family.option]:
+            heading, defence = f"{family.description}, {value:g}", family.defence(value, bounds)
+            points.append(PlannedPoint(method, family, value, make_cell(variant, family.key(value), heading, defence)))
     return points
 
 
-def gpfl_variants(points: Sequence[PlannedPoint], plan: GridPlan) -> Variants:
+def gpfl_variants(cells: Sequence[Cell], plan: GridPlan) -> Variants:
     """Return the variants of GPFL that suit the defences.
 
     Example-level defences need a loss that is a mean over examples, so the magnitude term becomes one, with weight λ·√B.
     Clipped and sparse updates have no weight decay, which changes valve and embeddings far more than the data do.
     """
     variants = {}
-    for point in points:
-        _, spec = prepare_cell(point.cell, plan)
+    for name, cell in ((cell.variant.label, cell) for cell in cells):
+        _, spec = prepare_cell(cell, plan)
         method = spec.method
         if isinstance(method, GPFL) and method.mlg_norm == "batch":
             lam = round(method.lam * math.sqrt(spec.schedule.batch_size), 6)
-            sample_mean = {"name": point.method, "mlg_norm": "sample_mean", "lam": lam}
-            variants[point.method, "example_noise"] = MethodVariant(point.method, sample_mean)
+            sample_mean = {"name": name, "mlg_norm": "sample_mean", "lam": lam}
+            variants[name, "example_noise"] = MethodVariant(name, sample_mean)
         if isinstance(method, GPFL) and method.reg == "wd" and method.mu:
-            without_decay = MethodVariant(point.method, {"name": point.method, "mu": 0.0})
-            variants |= {(point.method, option): without_decay for option in ("noise", "top_k")}
+            without_decay = MethodVariant(name, {"name": name, "mu": 0.0})
+            variants |= {(name, option): without_decay for option in ("noise", "top_k")}
     return variants
 
 
@@ -139,7 +130,7 @@ def find_noises(
     plan: GridPlan,
 ) -> list[float]:
     """Return the noise with which a method, as run, has each ε."""
-    *_, point = plan_points([method], {family.option: [1.0]}, bounds, variants, keep_weights=False)
+    *_, point = plan_points(method, {family.option: [1.0]}, bounds, variants)
     _, spec = prepare_cell(point.cell, plan)
     defended = cast(Defended, spec.method)
     inputs = accounting_inputs(defended, spec.federation, spec.schedule)
@@ -303,17 +294,12 @@ def study_defaults() -> ConfigDict:
 
 
 def make_cell(
-    variant: MethodVariant,
-    key: str = "none",
-    heading: str = "no defence",
-    defence: Mapping[str, object] | None = None,
-    *,
-    keep_weights: bool = True,
+    variant: MethodVariant, key: str = "none", heading: str = "no defence", defence: Mapping[str, object] | None = None
 ) -> Cell:
     """Return the cell of a method, without a defence unless one is given."""
     config = {section: values for section, values in study_defaults().items() if section in SECTIONS}
     config |= {"defence": dict(defence)} if defence else {}
-    column = TableColumn(f"privacy/{key}", heading, "privacy", config, weights=keep_weights)
+    column = TableColumn(f"privacy/{key}", heading, "privacy", config)
     return Cell(Experiment("privacy", "Privacy", "", "accuracy", (variant,), (column,), {}), column, variant)
 
 

@@ -101,7 +101,7 @@ def _record_provenance(job: Job, seeds: Iterable[int], provenance: Mapping[str, 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[bool]:
-    """Lock a job's folder and yield whether that succeeded. Of several ranks, the first holds the lock."""
+    """Lock a folder and yield whether that succeeded. The lock ends with the process; of several ranks, the first holds it."""
     try:
         import fcntl
     except ImportError:  # Windows has no such lock
