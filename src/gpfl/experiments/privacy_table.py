@@ -50,17 +50,13 @@ class PrivacyTable(NamedTuple):
     ceilings: dict[str, tuple[AttackCase, CaseResult]]
     best_rounds: dict[str, int]
 
-    def settings(self, attack: str) -> list[Setting]:
-        """Return the settings of an attack, one for each row of its table."""
-        return list(dict.fromkeys((case.round, case.steps, case.batch) for _, case in self.results if case.kind == attack))
-
-    def row(self, attack: str, setting: Setting) -> dict[AttackColumn, tuple[AttackCase, CaseResult]]:
-        """Return the results of one setting by column."""
-        return {
-            column: (case, result)
-            for (column, case), result in self.results.items()
-            if case.kind == attack and (case.round, case.steps, case.batch) == setting
-        }
+    def rows(self, attack: str) -> dict[Setting, dict[AttackColumn, tuple[AttackCase, CaseResult]]]:
+        """Return the results of an attack by setting and column."""
+        rows: dict[Setting, dict[AttackColumn, tuple[AttackCase, CaseResult]]] = {}
+        for (column, case), result in self.results.items():
+            if case.kind == attack:
+                rows.setdefault((case.round, case.steps, case.batch), {})[column] = (case, result)
+        return rows
 
 
 def paper_psnr() -> dict[str, float]:
@@ -103,11 +99,9 @@ class TargetComparison(NamedTuple):
 
 def compare_with_fedavg(table: PrivacyTable, attack: str) -> list[TargetComparison]:
     """Compare GPFL with FedAvg for one step on single images, at each round of a table."""
-    comparisons = []
-    for round_ in ROUNDS:
-        row = table.row(attack, (round_, "one", 1))
-        if not row:
-            continue
+    comparisons, rows = [], table.rows(attack)
+    for round_ in (each for each in ROUNDS if (each, "one", 1) in rows):
+        row = rows[round_, "one", 1]
         psnr = {column: attack_runner.record_values(result.records, "either_psnr") for column, (_, result) in row.items()}
         gpfl, fedavg = (
             max((column for column in psnr if column.method == name), key=lambda column: float(psnr[column].mean()))

@@ -72,7 +72,7 @@ def draw_table_grids(table: PrivacyTable, folder: Path) -> dict[str, list[Path]]
     """Draw a grid for each setting of the paper's table and return the files by attack."""
     paths: dict[str, list[Path]] = {attack: [] for attack in table.ceilings}
     for attack in paths:
-        for row in (table.row(attack, setting) for setting in table.settings(attack)):
+        for row in table.rows(attack).values():
             case, first = next(iter(row.values()))
             rows = [ImageRow.of_case(column.label, result) for column, (_, result) in row.items()]
             stem = folder / f"grid-{attack}-round-{case.round}-{case.steps}-batch-{case.batch}"

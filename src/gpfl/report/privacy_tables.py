@@ -69,8 +69,7 @@ def privacy_page(table: PrivacyTable, formula: str, origin: str, images: Mapping
 
 
 def _attack_tables(table: PrivacyTable, attack: str, formula: str) -> tuple[ResultTable, ResultTable]:
-    settings = [table.row(attack, setting).values() for setting in table.settings(attack)]
-    rows = [[summarize_case(case, result, formula) for case, result in row] for row in settings]
+    rows = [[summarize_case(*each, formula) for each in row.values()] for row in table.rows(attack).values()]
     paper = paper_psnr()
     paper_row: list[Cell] = ["paper, Cifar100", *(f"{paper[column.label]:.2f}" for column in COLUMNS), None, None]
     columns = [ResultColumn("setting", align="left"), *(ResultColumn(column.label) for column in COLUMNS)]
