@@ -13,7 +13,7 @@ import gpfl
 from gpfl.core import tree
 from gpfl.privacy import geiping, image_metrics
 from gpfl.privacy.attack_runner import AttackCase
-from gpfl.privacy.gradient_matching import GradientMatching, cotangent_product, initial_logits, observed_gradients
+from gpfl.privacy.gradient_matching import GradientMatching, cotangent_product, initial_logits
 from gpfl.privacy.gradient_targets import gradient_targets
 from gpfl.privacy.reconstruction import ATTACKS, AttackConfig, reconstruct
 from gpfl.privacy.server_view import ServerView
@@ -99,13 +99,13 @@ def test_the_gradient_distance_alone_resolves_the_sign(trained_fedavg: gpfl.Resu
     batches = choose_batches(result.federation, range(4), 8, [1], 3)[1]
     views = observe_uploads(result.engine, state_at(result, "best"), batches, "one")
     true = load_images(result.federation, batches)
-    matching = GradientMatching(result.engine.method.net, target, views[0].weights, cotangent_product)
-    gradients = observed_gradients(views, target)
+    matching = GradientMatching(result.engine.method.net, target, views[0].weights, cotangent_product, iterations=200)
+    gradients = tree.stack([view.gradient(target.parts) for view in views])
     start = 1 - (0.1 + 0.8 * true)
-    found, distances = geiping.reconstruct_with_cotangent(matching, gradients, start, iterations=200)
+    found, distances = geiping.reconstruct_with_cotangent(matching, gradients, start)
     inverted = ~is_upright(true, found)
     assert int(inverted.sum()) >= 6, "a search from the negative of an image mostly ends there"
-    resolved, closer = geiping.resolve_sign(matching, gradients, found, distances, iterations=200)
+    resolved, closer = geiping.resolve_sign(matching, gradients, found, distances)
     assert int(is_upright(true, resolved)[inverted].sum()) >= int(inverted.sum()) - 1
     assert bool((closer <= distances).all())
 
@@ -116,7 +116,7 @@ def test_the_sign_is_resolved_for_single_images_without_labels_only(
     shapes = []
 
     def record_shape(
-        matching: GradientMatching, gradients: tree.Tree, image: Tensor, distance: Tensor, **effort: object
+        matching: GradientMatching, gradients: tree.Tree, image: Tensor, distance: Tensor
     ) -> tuple[Tensor, Tensor]:
         shapes.append(tuple(image.shape))
         return 1 - image, distance / 2

@@ -13,12 +13,10 @@ from gpfl.core import tree
 from gpfl.core.losses import squared_distance
 from gpfl.core.tree import Tree
 from gpfl.privacy import lbfgs
-from gpfl.privacy.gradient_matching import GradientMatching, dot, run_program
+from gpfl.privacy.gradient_matching import GradientMatching, dot
 
 
-def reconstruct(
-    matching: GradientMatching, gradients: Tree, logits: Tensor, output: Tensor, *, iterations: int, graph: bool = False
-) -> tuple[Tensor, Tensor]:
+def reconstruct(matching: GradientMatching, gradients: Tree, logits: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     """Return the images (uploads, batch, …) and the cosine distances of their gradients from those observed.
 
     `logits` and `output` are the start. An iteration is one evaluation, line searches included. The squared distance is
@@ -40,6 +38,6 @@ def reconstruct(
         return lbfgs.step(state, lambda points: evaluate(points, gradients))
 
     start = torch.cat([logits.flatten(1), output.flatten(1)], 1)
-    state = run_program(step, lbfgs.init(start, lambda points: evaluate(points, gradients)), gradients, iterations, graph)
+    state = matching.run(step, lbfgs.init(start, lambda points: evaluate(points, gradients)), gradients)
     image, output = torch.func.vmap(unpack)(tree.leaf(state, "point"))
     return image, matching.distances({"image": image, "output": output}, gradients)

@@ -10,31 +10,25 @@ do tell them apart, but no small step leads from one to the other: both are trie
 decides.
 """
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from gpfl.core import tree
 from gpfl.core.tree import Tree
-from gpfl.privacy.gradient_matching import GradientMatching, cosine_distance, run_program, total_variation
+from gpfl.privacy.gradient_matching import GradientMatching, cosine_distance, total_variation
 
 IMAGE_STEP = 0.1  # step size in pixels, from 0 (black) to 1 (white)
 OUTPUT_STEP = 0.05  # step size in units of the initial cotangent's root mean square
 TV_WEIGHT = 1e-2  # weight of the total variation
 STEP_DECAYS = (3 / 8, 5 / 8, 7 / 8)  # fractions of the iterations after which the step sizes shrink tenfold
 BETAS = (0.9, 0.999)  # decay rates of Adam's moments
-NEGATIVE_ITERATIONS = 1 / 4
-"""Fraction of the iterations for which the search from the negative of an image runs."""
+NEGATIVE_ITERATIONS = 1 / 4  # fraction of the iterations for which the search from the negative of an image runs
 
 
 def reconstruct(
-    matching: GradientMatching,
-    gradients: Tree,
-    image: Tensor,
-    output: Tensor,
-    *,
-    iterations: int,
-    free_output: bool,
-    graph: bool = False,
+    matching: GradientMatching, gradients: Tree, image: Tensor, output: Tensor, *, free_output: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the images (uploads, batch, …) and the cosine distances of their gradients from those observed.
 
@@ -52,30 +46,25 @@ def reconstruct(
 
     def step(state: Tree, gradients: Tree) -> Tree:
         grads = torch.func.vmap(torch.func.grad(objective))(tree.branch(state, "dummy"), gradients)
-        return _adam_step(state, tree.pick(grads, variables), iterations)
+        return _adam_step(state, tree.pick(grads, variables), matching.iterations)
 
-    dummy = tree.branch(run_program(step, state, gradients, iterations, graph), "dummy")
+    dummy = tree.branch(matching.run(step, state, gradients), "dummy")
     return tree.leaf(dummy, "image"), matching.distances(dummy, gradients)
 
 
-def reconstruct_with_cotangent(
-    matching: GradientMatching, gradients: Tree, image: Tensor, *, iterations: int, graph: bool = False
-) -> tuple[Tensor, Tensor]:
+def reconstruct_with_cotangent(matching: GradientMatching, gradients: Tree, image: Tensor) -> tuple[Tensor, Tensor]:
     """Return images and distances, searching the cotangent of the output too, from J·gradient at the initial images."""
-    with torch.no_grad():
-        zeros = torch.zeros_like(torch.func.vmap(matching.output)(image))
+    zeros = torch.zeros(len(image), *matching.output_shape(image[0]), device=image.device)
     cotangent = torch.func.vmap(matching.project)(image, zeros, gradients).detach()
     size = cotangent.square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
     output = cotangent / size.reshape(-1, *[1] * (cotangent.dim() - 1))
-    return reconstruct(matching, gradients, image, output, iterations=iterations, free_output=True, graph=graph)
+    return reconstruct(matching, gradients, image, output, free_output=True)
 
 
-def resolve_sign(
-    matching: GradientMatching, gradients: Tree, image: Tensor, distance: Tensor, *, iterations: int, graph: bool = False
-) -> tuple[Tensor, Tensor]:
+def resolve_sign(matching: GradientMatching, gradients: Tree, image: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
     """Return each image or the one that a search from its negative finds, whichever gradient is closer, with its distance."""
-    iterations = max(1, round(NEGATIVE_ITERATIONS * iterations))
-    other, its_distance = reconstruct_with_cotangent(matching, gradients, 1 - image, iterations=iterations, graph=graph)
+    shorter = dataclasses.replace(matching, iterations=max(1, round(NEGATIVE_ITERATIONS * matching.iterations)))
+    other, its_distance = reconstruct_with_cotangent(shorter, gradients, 1 - image)
     closer = its_distance < distance
     return torch.where(closer.reshape(-1, *[1] * (image.dim() - 1)), other, image), torch.where(closer, its_distance, distance)
 

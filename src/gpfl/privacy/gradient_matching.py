@@ -15,12 +15,8 @@ from gpfl.core import tree
 from gpfl.core.net import Model, Net
 from gpfl.core.randomness import torch_generator
 from gpfl.core.tree import Tree
-from gpfl.engine.compiler.program import Buffers, Function, Program
+from gpfl.engine.compiler.program import Function, Program
 from gpfl.privacy.gradient_targets import GradientTarget
-from gpfl.privacy.server_view import ServerView
-
-DummyLoss = Callable[[Tensor, Tensor], Tensor]
-"""A loss of the target's output for a dummy image and the dummy output."""
 
 Key = tuple[int, ...]  # what selects the random start of an attack; the last number is the restart
 
@@ -39,26 +35,32 @@ def soft_cross_entropy(output: Tensor, probabilities: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GradientMatching:
-    """The gradient of a target as a function of dummies, at the weights that the server sent."""
+    """A search for dummies whose gradient of a target, at the weights that the server sent, is the observed one."""
 
     net: Net
     target: GradientTarget
     weights: Tree
-    loss: DummyLoss
+    loss: Callable[[Tensor, Tensor], Tensor]  # of the target's output for a dummy image, and the dummy output
+    iterations: int = 1
+    graph: bool = False  # whether steps run as a CUDA graph on a GPU
+
+    def output(self, image: Tensor, parts: Tree | None = None) -> Tensor:
+        """Return the target's output for images, with other weights of its parts if they are given."""
+        return self.target.output(Model(self.net, {**self.weights, **(parts or {})}), 2 * image - 1)
+
+    def output_shape(self, image: Tensor) -> torch.Size:
+        """Return the shape of the target's output for the images of one upload."""
+        with torch.no_grad():
+            return self.output(image).shape
 
     def gradient(self, image: Tensor, output: Tensor) -> Tree:
         """Return the gradient of the target's parts for dummy images and outputs."""
 
         def loss(parts: Tree) -> Tensor:
-            model = Model(self.net, {**self.weights, **parts})
-            return self.loss(self.target.output(model, _to_net_input(image)), output)
+            return self.loss(self.output(image, parts), output)
 
         gradient: Tree = torch.func.grad(loss)(tree.pick(self.weights, self.target.parts))
         return gradient
-
-    def output(self, image: Tensor) -> Tensor:
-        """Return the target's output for images."""
-        return self.target.output(Model(self.net, self.weights), _to_net_input(image))
 
     def project(self, image: Tensor, output: Tensor, gradient: Tree) -> Tensor:
         """Return the direction in output space that a gradient points to for these images: J·gradient."""
@@ -74,9 +76,15 @@ class GradientMatching:
         with torch.no_grad():
             return torch.func.vmap(distance)(dummies, gradients)
 
-
-def _to_net_input(image: Tensor) -> Tensor:
-    return 2 * image - 1
+    def run(self, step: Function, state: Tree, gradients: Tree) -> Tree:
+        """Return the state after all iterations, traced on a CPU, and on a GPU if they run as a CUDA graph."""
+        device = tree.device_of(state)
+        on_gpu = device is not None and device.type == "cuda"
+        program = Program(step, state, gradients, traced=self.iterations > _TRACE_FROM and (self.graph or not on_gpu))
+        for _ in range(self.iterations):
+            program()
+        result: Tree = program.state
+        return result
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
@@ -95,11 +103,6 @@ def total_variation(image: Tensor) -> Tensor:
     return image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()
 
 
-def observed_gradients(views: Sequence[ServerView], target: GradientTarget) -> Tree:
-    """Return the gradients to match, stacked over uploads."""
-    return tree.stack([view.gradient(target.parts) for view in views])
-
-
 def initial_logits(shape: Sequence[int], keys: Sequence[Key], seed: int) -> Tensor:
     """Return the logits of the images that an attack starts from, N(0, 1), which depend on seed and key alone.
 
@@ -114,14 +117,3 @@ def initial_logits(shape: Sequence[int], keys: Sequence[Key], seed: int) -> Tens
 def initial_outputs(shape: Sequence[int], keys: Sequence[Key], seed: int) -> Tensor:
     """Return the outputs that an attack starts from, N(0, 1)."""
     return torch.stack([torch.randn(*shape, generator=torch_generator(seed, "attack", *key, 1)) for key in keys])
-
-
-def run_program(step: Function, state: Tree, fixed: Buffers, iterations: int, graph: bool) -> Tree:
-    """Return the state after `iterations` steps, traced on a CPU, and on a GPU if they run as a CUDA graph."""
-    device = tree.device_of(state)
-    on_gpu = device is not None and device.type == "cuda"
-    program = Program(step, state, fixed, traced=iterations > _TRACE_FROM and (graph or not on_gpu))
-    for _ in range(iterations):
-        program()
-    result: Tree = program.state
-    return result

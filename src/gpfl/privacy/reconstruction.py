@@ -1,6 +1,5 @@
 """Reconstruction of images from uploads; a `ServerView` is all that an attack knows of the run."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,8 +13,15 @@ from gpfl.core.options import option
 from gpfl.core.randomness import MAX_SEED
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError, did_you_mean
-from gpfl.privacy import dlg, geiping, gradient_matching
-from gpfl.privacy.gradient_matching import GradientMatching, Key, cotangent_product
+from gpfl.privacy import dlg, geiping
+from gpfl.privacy.gradient_matching import (
+    GradientMatching,
+    Key,
+    cotangent_product,
+    initial_logits,
+    initial_outputs,
+    soft_cross_entropy,
+)
 from gpfl.privacy.gradient_targets import GradientTarget, select_target
 from gpfl.privacy.label_inference import guess_labels
 from gpfl.privacy.server_view import ServerView
@@ -55,19 +61,27 @@ def reconstruct(
     """
     if attack not in ATTACKS:
         raise GpflError(f"unknown attack '{attack}'; {did_you_mean(attack, ATTACKS)}")
-    target = select_target(views[0].method, target_name)
-    gradients = gradient_matching.observed_gradients(views, target)
-    matching = GradientMatching(views[0].method.net, target, views[0].weights, F.mse_loss)
+    net, target = views[0].method.net, select_target(views[0].method, target_name)
+    gradients = tree.stack([view.gradient(target.parts) for view in views])
     labels = _infer_labels(views, target) if attack == "geiping" else None
+    loss = F.mse_loss if attack == "dlg" else cotangent_product if labels is None else soft_cross_entropy
+    matching = GradientMatching(net, target, views[0].weights, loss, config.iterations, config.graph)
     starts = [(*keys[upload], restart) for upload in range(len(views)) for restart in range(config.restarts)]
     width = config.n_concurrent or _fitting_searches(gradients, matching.weights)
     device = next(tree.leaves(gradients)).device
 
     def search(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         uploads, chunk_starts = chunk // config.restarts, [starts[index] for index in chunk.tolist()]
-        logits = gradient_matching.initial_logits(shape, chunk_starts, config.seed).to(device)
-        chunk_labels = None if labels is None else labels[uploads]
-        return *_search(matching, attack, tree.take(gradients, uploads), logits, chunk_starts, chunk_labels, config), logits
+        logits = initial_logits(shape, chunk_starts, config.seed).to(device)
+        observed, images = tree.take(gradients, uploads), torch.sigmoid(logits)
+        output_shape = matching.output_shape(images[0])
+        if attack == "dlg":
+            outputs = initial_outputs(output_shape, chunk_starts, config.seed).to(device)
+            return *dlg.reconstruct(matching, observed, logits, outputs), logits
+        if labels is None:
+            return *geiping.reconstruct_with_cotangent(matching, observed, images), logits
+        one_hot = (labels[uploads][..., None] == torch.arange(output_shape[-1], device=device)).to(logits.dtype)
+        return *geiping.reconstruct(matching, observed, images, one_hot, free_output=False), logits
 
     images, distances, logits = _in_chunks(search, torch.arange(len(starts), device=device), width)
     distances = torch.nan_to_num(distances, nan=torch.inf).reshape(len(views), config.restarts)
@@ -79,11 +93,9 @@ def reconstruct(
 
     images, distances = select(images), distances[uploads, best]
     if attack == "geiping" and labels is None and shape[0] == 1:  # in a larger batch each image has its own sign
-        matching = dataclasses.replace(matching, loss=cotangent_product)
 
         def resolve(chunk: Tensor) -> tuple[Tensor, Tensor]:
-            start = tree.take(gradients, chunk), images[chunk], distances[chunk]
-            return geiping.resolve_sign(matching, *start, iterations=config.iterations, graph=config.graph)
+            return geiping.resolve_sign(matching, tree.take(gradients, chunk), images[chunk], distances[chunk])
 
         images, distances = _in_chunks(resolve, uploads, width)
     return Reconstruction(images, distances, select(logits))
@@ -94,29 +106,6 @@ def _infer_labels(views: Sequence[ServerView], target: GradientTarget) -> Tensor
     labels = [guess_labels(view) for view in views] if target.knows_loss else [None]
     known = [each for each in labels if each is not None]
     return torch.stack(known) if len(known) == len(labels) else None
-
-
-def _search(
-    matching: GradientMatching,
-    attack: str,
-    gradients: Tree,
-    logits: Tensor,
-    starts: Sequence[Key],
-    labels: Tensor | None,
-    config: AttackConfig,
-) -> tuple[Tensor, Tensor]:
-    images, iterations, graph = torch.sigmoid(logits), config.iterations, config.graph
-    with torch.no_grad():
-        outputs = torch.func.vmap(matching.output)(images)
-    if attack == "dlg":
-        dummies = gradient_matching.initial_outputs(outputs.shape[1:], starts, config.seed).to(logits.device)
-        return dlg.reconstruct(matching, gradients, logits, dummies, iterations=iterations, graph=graph)
-    if labels is None:
-        matching = dataclasses.replace(matching, loss=cotangent_product)
-        return geiping.reconstruct_with_cotangent(matching, gradients, images, iterations=iterations, graph=graph)
-    matching = dataclasses.replace(matching, loss=gradient_matching.soft_cross_entropy)
-    one_hot = (labels[..., None] == torch.arange(outputs.shape[-1], device=logits.device)).to(logits.dtype)
-    return geiping.reconstruct(matching, gradients, images, one_hot, iterations=iterations, free_output=False, graph=graph)
 
 
 def _in_chunks(search: Callable[[Tensor], tuple[Tensor, ...]], indices: Tensor, width: int) -> tuple[Tensor, ...]:
