@@ -17,8 +17,7 @@ from gpfl.io import files, toml
 
 Floats = npt.NDArray[np.float64]
 
-KINDS = ("numeric", "categorical", "date")
-"""Kinds of column. A date is the number of days since 1970-01-01."""
+KINDS = ("numeric", "categorical", "date")  # kinds of column. A date is the number of days since 1970-01-01
 
 EPOCH = datetime.date(1970, 1, 1).toordinal()
 UNKNOWN = -1.0  # code of a category that is not in a list of categories

@@ -23,8 +23,7 @@ GREY = ("1", "L")
 COLOUR = ("RGB", "RGBA", "P", "LA", "PA", "CMYK", "YCbCr", "RGBX")
 PUNCTUATION = re.compile(r"(['.,()!?])")
 SEPARATORS = re.compile(r"<br />|[;:]")
-RULE = "basic_english"
-"""How `tokenize` splits texts, saved with every tokenizer so that models of a later rule are recognised."""
+RULE = "basic_english"  # how `tokenize` splits texts, saved with every tokenizer so that models of a later rule are recognised
 
 
 # Images.

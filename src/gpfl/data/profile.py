@@ -10,11 +10,9 @@ from gpfl.core.local_round import Indices
 from gpfl.data.columns import ColumnSchema, Floats
 from gpfl.data.table import Table
 
-LARGE_DIFFERENCE = 0.25
-"""From this standardised mean difference a drift is called large, if chance does not explain it."""
+LARGE_DIFFERENCE = 0.25  # from this standardised mean difference a drift is called large, if chance does not explain it
 LARGE_DISTANCE = 0.1  # the same for a total variation distance
-DEVIATIONS = 3.5
-"""Chance explains a drift of this many standard deviations: many columns of many clients are compared."""
+DEVIATIONS = 3.5  # chance explains a drift of this many standard deviations: many columns of many clients are compared
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ FRACTION_BITS = 36
 """Fractional bits of the fixed-point integers in a secure sum: each client adds an error of at most 2⁻³⁷ to the mean."""
 MAX_VALUE = 2.0 ** (62 - FRACTION_BITS)
 """Bound on the magnitude of an entry times its weight, and of the sum of these over clients, which is a mean."""
-INTEGER_BYTES = 8
-"""Bytes of a number in a secure sum."""
-MIN_COHORT = 3
-"""Fewest clients in a secure sum (with two, each can compute the other's upload) or under a robust rule."""
+INTEGER_BYTES = 8  # bytes of a number in a secure sum
+MIN_COHORT = 3  # fewest clients in a secure sum (with two, each can compute the other's upload) or under a robust rule
 
 
 @dataclass(frozen=True, kw_only=True)

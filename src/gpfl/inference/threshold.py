@@ -14,8 +14,7 @@ from gpfl.inference.bootstrap import Floats, Labels, Probabilities
 
 THRESHOLD_METRICS = ("balanced_accuracy", "macro_f1", "accuracy")  # metrics that a threshold can be chosen for
 
-MIN_SAMPLES = 5
-"""Validation samples of each class without which no threshold is chosen: fewer would choose it by chance."""
+MIN_SAMPLES = 5  # validation samples of each class without which no threshold is chosen: fewer would choose it by chance
 
 
 @dataclass(frozen=True)

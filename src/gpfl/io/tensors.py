@@ -13,8 +13,7 @@ from gpfl.errors import GpflError
 from gpfl.io import files
 from gpfl.io.legacy import FORMAT_VERSION, read_version, upgrade_metadata, upgrade_tensors
 
-KEY = "gpfl"
-"""Key of the safetensors header under which the metadata are kept as JSON: several keys would have no fixed order."""
+KEY = "gpfl"  # key of the safetensors header under which the metadata are kept as JSON: several keys would have no fixed order
 
 
 def checksum(flat: Mapping[str, Tensor], metadata: Mapping[str, object]) -> str:

@@ -17,8 +17,7 @@ Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 HISTORY = 10
 _SUFFICIENT_DECREASE = 1e-4  # fraction of the decrease that the gradient predicts which a step must reach
-_SHORTEST_STEP = 1e-6
-"""Relative step length below which a problem drops its history and restarts with steepest descent."""
+_SHORTEST_STEP = 1e-6  # relative step length below which a problem drops its history and restarts with steepest descent
 _MIN_CURVATURE = 1e-10
 
 

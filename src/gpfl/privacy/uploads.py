@@ -26,8 +26,7 @@ from gpfl.privacy.server_view import ServerView
 from gpfl.training.result import Result
 from gpfl.training.run_dir import RunState
 
-STEPS = ("one", "epoch")
-"""One step on the attacked batch alone, or the client's local round, whose samples include the batch."""
+STEPS = ("one", "epoch")  # one step on the attacked batch alone, or the client's local round, whose samples include the batch
 
 ROUNDS = ("0", "best")  # before training, or the round whose models the run keeps
 

@@ -29,8 +29,7 @@ DATE = re.compile(
     r"([T ,]\s*(?P<hour>\d{1,2}):(?P<minute>\d{2})(:(?P<second>\d{2}(\.\d+)?))?\s*(?P<half>[aApP][mM])?\s*"
     r"(?P<zone>Z|[-+]\d{2}:?\d{2})?)?"
 )
-DATE_ORDERS = {"year first": (0, 1, 2), "day first": (2, 1, 0), "month first": (2, 0, 1)}
-"""Places of year, month and day."""
+DATE_ORDERS = {"year first": (0, 1, 2), "day first": (2, 1, 0), "month first": (2, 0, 1)}  # places of year, month and day
 EPOCH = datetime(1970, 1, 1)
 
 

@@ -14,8 +14,7 @@ from gpfl.errors import GpflError, pluralize
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
-Columns = dict[str, Array]
-"""Arrays of the same length by name: text as objects, numbers, or samples of any shape."""
+Columns = dict[str, Array]  # arrays of the same length by name: text as objects, numbers, or samples of any shape
 
 MISSING_LABELS = frozenset(("", "na", "n/a", "nan", "null"))
 """Lower-case texts of a missing label or client; a class may be named "none" or "unknown"."""
