@@ -132,3 +132,15 @@ def test_under_a_secure_sum_attacks_see_the_mean_alone(method: str) -> None:
     assert mean_guess(labels) > mean_guess(plain)
     if method == "fedavg":
         assert mean_guess(labels) > 0.9 * mean_baseline(labels)
+
+
+def test_under_a_secure_sum_the_others_of_an_attack_on_one_step_take_one_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = gpfl.federate("digits", clients=4, classes_per_client=3, seed=0)
+    result = gpfl.fit("fedavg", federation, net="mlp", device="cpu", rounds=1, lr=0.05, secure_sum=True, engine="loop")
+    engine, state = result.engine, state_at(result, "0")
+    batches = [AttackedBatch(0, (int(federation.shards[0].train[0]),))]
+    (view,) = observe_uploads(engine, state, batches, "one")
+    plan = engine.plan
+    monkeypatch.setattr(engine, "plan", lambda *which: [each[:1] for each in plan(*which)])
+    (expected,) = observe_uploads(engine, state, batches, "one")
+    assert all(torch.equal(a, b) for a, b in tree.zip_leaves(view.upload, expected.upload))

@@ -103,7 +103,7 @@ def observe_uploads(
             check_batch_size(engine.method.net, len(batch.samples))
             samples: Indices = np.array([batch.samples], dtype=np.int64)
             plan = [np.tile(samples, (1, phase.batches)) for phase in engine.method.phases()]  # one step in each phase
-            views.append(_observe(engine, state, batch.client, plan, len(batch.samples)))
+            views.append(_observe(engine, state, batch.client, plan, len(batch.samples), one_step=True))
             continue
         if batch.client not in rounds:
             check_can_train(engine, batch.client)
