@@ -45,9 +45,9 @@ def test_run_shows_the_thresholds_that_its_models_have(command: Command) -> None
     assert [name for name, own in thresholds.items() if own is None] == ["south"]
     listed = ", ".join(f"{own.value:.3f} ({name})" for name, own in thresholds.items() if own is not None)
     assert lines[-2] == (
-        f"Saved models: 'well' is predicted from a probability of {listed} on, the best for balanced accuracy on "
-        "validation samples. It is 0.5 for south, with fewer than 5 validation samples of a class. The table takes the more "
-        "probable class; metrics.json has both."
+        f"Decision threshold for 'well': {listed}, the best for balanced accuracy on "
+        "validation samples. It is 0.5 for south, with fewer than 5 validation samples of a class. Saved models use it; the "
+        "table takes the more probable class, and metrics.json has both."
     )
 
 
@@ -59,7 +59,7 @@ def test_predict_writes_what_the_model_predicts(trained: Command) -> None:
     model = gpfl.load_model("run", "north")
     assert model.threshold is not None
     assert threshold == (
-        f"'well' is predicted from a probability of {model.threshold.value:.3f} on, the best for balanced accuracy on "
+        f"Decision threshold for 'well': {model.threshold.value:.3f}, the best for balanced accuracy on "
         f"validation samples ({model.threshold.score:.3f} on {model.threshold.n_samples} samples, "
         f"{model.threshold.score_at_half:.3f} at 0.5)."
     )
@@ -80,7 +80,7 @@ def test_predict_writes_what_the_model_predicts(trained: Command) -> None:
 def test_predictions_alone_go_to_the_standard_output(trained: Command) -> None:
     one = trained("predict", "run/models/client-south.safetensors", "new.csv", "--threshold", 0.2)
     assert one.code == 0
-    assert one.err.splitlines()[-1] == "'well' is predicted from a probability of 0.2 on, by --threshold."
+    assert one.err.splitlines()[-1] == "Decision threshold for 'well': 0.2 (--threshold)."
     assert {(row["prediction"] == "well") == (float(row["probability_well"]) >= 0.2) for row in records(one.out)} == {True}
     result = trained("predict", "run/models", "new.csv", "--client-column", "hospital", "-o", "-")
     assert result.err.startswith("new.csv: 30 samples, predicted by the models of 3 clients.\n")

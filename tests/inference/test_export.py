@@ -331,7 +331,7 @@ def test_folder_holds_what_the_card_lists(tmp_path: Path) -> None:
         assert {path.name for path in paths} == {path.name for path in folder.iterdir()} == expected
         card = (folder / "README.md").read_text()
         assert all(f"`{name}`" in card for name in expected - {"README.md"})
-        assert "`well` is predicted from a probability of 0.4 on." in card
+        assert "`well` is predicted at a probability of 0.4 or more." in card
         assert "| chol | numeric | scaled by mean " in card
         assert len((folder / "example.py").read_text().splitlines()) < 40
     content = json.loads((tmp_path / "safetensors" / "preprocessing.json").read_text())

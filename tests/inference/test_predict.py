@@ -100,8 +100,8 @@ def test_the_threshold_of_validation_samples_decides(result: gpfl.Result, run: P
     assert np.array_equal(found.decisions, found.probabilities[:, 1] >= limits)
     assert not np.array_equal(found.decisions, found.probabilities[:, 1] >= 0.5)
     assert np.array_equal(given.decisions, found.probabilities[:, 1] >= 0.9)
-    assert given.describe()[1] == "'well' is predicted from a probability of 0.9 on, by --threshold."
-    assert found.describe()[1].startswith("'well' is predicted from a probability of ")
+    assert given.describe()[1] == "Decision threshold for 'well': 0.9 (--threshold)."
+    assert found.describe()[1].startswith("Decision threshold for 'well': ")
     for name in HOSPITALS:
         model, mine = gpfl.load_model(run, name), found.client_of == name
         assert np.array_equal(model.predict(path)[mine], np.array(["ill", "well"])[found.decisions[mine]])

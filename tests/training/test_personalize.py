@@ -85,7 +85,7 @@ def test_the_threshold_is_chosen_on_validation_rows(result: gpfl.Result, tmp_pat
     new = personalize_data(result, path, name="", rounds=3)
     assert new.model.threshold is not None
     assert new.model.threshold.n_samples == new.n_samples["validation"] == 14
-    assert any("is predicted from a probability of" in note for note in new.notes)
+    assert any(note.startswith("Decision threshold for ") for note in new.notes)
     assert personalize_data(result, path, name="", rounds=1, validation_fraction=0.0).model.threshold is None
 
 

@@ -48,7 +48,7 @@ threshold_option = click.option(
     "--threshold",
     type=float,
     metavar="X",
-    help="Probability from which the second of two classes is predicted  [default: that of the model, chosen on validation "
+    help="Probability at which the second of two classes is predicted  [default: that of the model, chosen on validation "
     "samples; else 0.5]",
 )
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")

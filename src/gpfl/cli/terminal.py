@@ -76,7 +76,7 @@ def print_run_summary(result: Result, folder: Path) -> None:
     )
     table_console().print(client_table(result.metrics, name))
     for line in describe_thresholds(result.thresholds, result.federation.class_names[-1]):
-        print_line(f"Saved models: {line} The table takes the more probable class; metrics.json has both.")
+        print_line(f"{line} Saved models use it; the table takes the more probable class, and metrics.json has both.")
     if s["idle_clients"]:
         print_line(format_idle_note(s))
     print_line(f"Run: {folder}. Each client's model (round {s['selected_round']}): {folder / 'models'}")

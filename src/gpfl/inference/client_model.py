@@ -58,7 +58,7 @@ class ClientModel:
     Attributes:
         encoder: How rows, images or texts become inputs of the net: a `Preprocessor`, `ImageFormat` or `Tokenizer`; None for
             a model of arrays.
-        threshold: The probability from which the second of two classes is predicted; None: the more probable class.
+        threshold: The probability at which the second of two classes is predicted; None: the more probable class.
 
     """
 

@@ -114,7 +114,7 @@ def evaluate_predictions(
 ) -> MetricsReport:
     """Return the metrics of the clients' predicted probabilities (samples, classes).
 
-    `thresholds` has the probability from which a client's model predicts the second of two classes, or None for the more
+    `thresholds` has the probability at which a client's model predicts the second of two classes, or None for the more
     probable one. Without `n_resamples` there are no intervals.
     """
     thresholds = thresholds or {}

@@ -165,7 +165,7 @@ def _describe_output(model: ClientModel, format: str) -> list[str]:
     threshold = model.threshold
     return [
         classes,
-        f"`{names[1]}` is predicted from a probability of {threshold.value:.6g} on. This decision threshold is the best for "
+        f"`{names[1]}` is predicted at a probability of {threshold.value:.6g} or more. This decision threshold is the best for "
         f"{threshold.metric.replace('_', ' ')} on {pluralize(threshold.n_samples, 'validation sample')} of the client "
         f"({threshold.score:.3f}, at 0.5 {threshold.score_at_half:.3f}).",
     ]

@@ -19,7 +19,7 @@ MIN_SAMPLES = 5  # validation samples of each class without which no threshold i
 
 @dataclass(frozen=True)
 class Threshold:
-    """The probability of the second class from which it is predicted."""
+    """The probability at which the second of two classes is predicted."""
 
     value: float  # the threshold
     metric: str = ""  # metric for which it is best on validation samples; "" if a user set it
@@ -29,19 +29,19 @@ class Threshold:
 
 
 def describe_thresholds(thresholds: Mapping[str, Threshold | None], class_name: str) -> list[str]:
-    """Return lines on the thresholds of clients from which the class of this name is predicted; none if there are none."""
+    """Return lines on the clients' decision thresholds for the class of this name; none if no client has one."""
     first = next((threshold for threshold in thresholds.values() if threshold is not None), None)
     if first is None:
         return []
-    subject = f"'{class_name}' is predicted from a probability of"
+    subject = f"Decision threshold for '{class_name}':"
     if not first.metric:
-        return [f"{subject} {first.value:g} on, by --threshold."]
+        return [f"{subject} {first.value:g} (--threshold)."]
     reason = f"the best for {METRICS[first.metric].label} on validation samples"
     if len(thresholds) == 1:
         scores = f"{first.score:.3f} on {pluralize(first.n_samples, 'sample')}, {first.score_at_half:.3f} at 0.5"
-        return [f"{subject} {first.value:.3f} on, {reason} ({scores})."]
+        return [f"{subject} {first.value:.3f}, {reason} ({scores})."]
     chosen = {name: threshold.value for name, threshold in thresholds.items() if threshold is not None}
-    line = f"{subject} {join_names([f'{value:.3f} ({name})' for name, value in chosen.items()])} on, {reason}."
+    line = f"{subject} {join_names([f'{value:.3f} ({name})' for name, value in chosen.items()])}, {reason}."
     if others := [name for name in thresholds if name not in chosen]:
         line += f" It is 0.5 for {join_names(others)}, with fewer than {MIN_SAMPLES} validation samples of a class."
     return [line]
