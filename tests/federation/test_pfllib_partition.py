@@ -66,7 +66,7 @@ def test_classes_go_to_their_takers_in_drawn_numbers_and_in_order() -> None:
     labels = np.arange(4000) % 10
     takers = assign_classes(20, 10, 2)
     table = gpfl.Table(np.zeros((4000, 1)), labels)
-    parts = Pathological(clients=20).assign_pfllib(table, np.random.RandomState(1)).values()
+    parts = Pathological(clients=20).assign(table, np.random.RandomState(1)).values()
     draw = np.random.RandomState(1)
     expected: list[list[int]] = [[] for _ in range(20)]
     for label in range(10):
@@ -76,7 +76,7 @@ def test_classes_go_to_their_takers_in_drawn_numbers_and_in_order() -> None:
             expected[client] += members[:size]
             members = members[size:]
     assert [rows.tolist() for rows in parts] == expected
-    even = Pathological(clients=20, balanced=True).assign_pfllib(table, np.random.RandomState(1))
+    even = Pathological(clients=20, balanced=True).assign(table, np.random.RandomState(1))
     assert {len(rows) for rows in even.values()} == {200}
 
 

@@ -132,7 +132,8 @@ class Schema:
 
     def to_dict(self) -> dict[str, object]:
         """Return the content as JSON holds it."""
-        return {**self._header(), "declared": self.declared, "column": [column.to_dict() for column in self.columns]}
+        header = {"label": self.label, "classes": list(self.classes)} if self.label else {}
+        return {**header, "declared": self.declared, "column": [column.to_dict() for column in self.columns]}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "Schema":
@@ -150,7 +151,7 @@ class Schema:
 
     def write(self, path: Path) -> None:
         """Write the schema as a TOML file for `--schema`."""
-        files.write_text(path, toml.dump({**self._header(), "column": [column.to_dict() for column in self.columns]}))
+        files.write_text(path, toml.dump({key: value for key, value in self.to_dict().items() if key != "declared"}))
 
     @classmethod
     def read(cls, path: Path) -> "Schema":
@@ -162,9 +163,6 @@ class Schema:
             raise GpflError(
                 f"{path} is not a schema ({problem}): write one with gpfl data show --write-schema, and edit it"
             ) from None
-
-    def _header(self) -> dict[str, object]:
-        return {"label": self.label, "classes": list(self.classes)} if self.label else {}
 
 
 @dataclass(frozen=True, eq=False)

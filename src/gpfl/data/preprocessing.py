@@ -403,22 +403,20 @@ def _statistics_from_dict(name: str, content: object) -> ColumnStatistics:
     try:
         if not isinstance(content, Mapping):
             raise TypeError("no object")
-        missing, categories = content.get("has_missing"), content.get("categories")
-        histogram, counts = (_parse_counts(content.get(key, [])) for key in ("histogram", "counts"))
+        missing = content.get("has_missing")
         if missing is not None and not isinstance(missing, bool):
             raise TypeError("has_missing")
+        histogram, counts = (_parse_counts(content.get(key, [])) for key in ("histogram", "counts"))
         if "count" in content:
-            deviation = content.get("squared_deviation")
+            (count,), mean, deviation = _parse_counts([content["count"]]), content["mean"], content.get("squared_deviation")
             squared = None if deviation is None else _parse_number(deviation, low=0.0)
-            (count,) = _parse_counts([content["count"]])
-            return NumericStatistics(count, _parse_number(content["mean"]), squared, histogram, missing)
-        if categories is None:
-            return CategoricalStatistics(None, counts, missing)
-        if not isinstance(categories, list) or not all(isinstance(entry, str) for entry in categories):
+            return NumericStatistics(count, _parse_number(mean), squared, histogram, missing)
+        categories = content.get("categories")
+        if categories is not None and not (isinstance(categories, list) and all(isinstance(name, str) for name in categories)):
             raise TypeError("categories")
-        if counts and len(counts) != len(categories):
+        if counts and categories is not None and len(counts) != len(categories):
             raise TypeError("counts")
-        return CategoricalStatistics(tuple(categories), counts, missing)
+        return CategoricalStatistics(None if categories is None else tuple(categories), counts, missing)
     except (KeyError, TypeError) as problem:
         raise GpflError(f"the statistics of column '{name}' are not those of gpfl (missing or wrong: {problem})") from None
 

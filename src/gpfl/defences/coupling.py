@@ -51,8 +51,13 @@ def check_coupling(method: Defended, table: Table, samples: list[int]) -> Coupli
     local_state = plain.download(shared, private, client)
     for index, (probe, batch) in enumerate(zip(probes, batches, strict=True)):
         local_state, _ = plain.replace(gradient=probe).phases()[index].step(shared, local_state, batch, client)
-    _check_loss_is_mean(method, probes)
-
+    differences = ((name, difference) for probe in probes for name, difference in probe.differences.items())
+    if coupled := next((name for name, difference in differences if difference > _TOLERANCE), None):
+        fix = "use --mlg-norm sample_mean" if isinstance(method.method, GPFL) else "leave out --example-clip"
+        raise GpflError(
+            f"defence.example_clip is {method.defence.example_clip:g}, but the loss term '{coupled}' of {method.name} is "
+            f"not a mean over examples, so clipping their gradients would change the method: {fix}"
+        )
     noise_only = replace(method, defence=_NOISE_ONLY)
     if not _same(*(_upload(noise_only, shared, private, client, each) for each in (batches, others))):
         raise GpflError(
@@ -80,17 +85,6 @@ class _CouplingProbe:
             difference = float((value - mean).abs() / (value.abs() + mean.abs()).clamp_min(1e-12))
             self.differences[name] = max(difference, self.differences.get(name, 0.0))
         return result
-
-
-def _check_loss_is_mean(method: Defended, probes: list[_CouplingProbe]) -> None:
-    for probe in probes:
-        for name, difference in probe.differences.items():
-            if difference > _TOLERANCE:
-                fix = "use --mlg-norm sample_mean" if isinstance(method.method, GPFL) else "leave out --example-clip"
-                raise GpflError(
-                    f"defence.example_clip is {method.defence.example_clip:g}, but the loss term '{name}' of {method.name} is "
-                    f"not a mean over examples, so clipping their gradients would change the method: {fix}"
-                )
 
 
 def _upload(method: Method, shared: Tree, private: Tree, client: ClientInfo, batches: list[Batch]) -> Tree:

@@ -76,8 +76,8 @@ class Partition:
                 "lower --clients"
             )
 
-    def assign(self, table: Table, rng: np.random.Generator) -> dict[str, Indices]:
-        """Return the samples of each client by name: disjoint, and together the whole table."""
+    def assign(self, table: Table, rng: RandomNumbers) -> dict[str, Indices]:
+        """Return the samples of each client by name, disjoint; as the authors' code assigns them with a `RandomState`."""
         if table.group_ids is not None:
             fix = "use --partition natural" if table.client_ids is not None else NAME_CLIENTS
             raise GpflError(f"data '{table.name}' has groups, and partition '{self.name}' assigns single samples: {fix}")
@@ -91,10 +91,6 @@ class Partition:
     def assign_labels(self, labels: Indices, classes: int, rng: RandomNumbers) -> list[Indices]:
         """Return the samples of clients 0, 1, … of a partition by labels; as the authors' code with a `RandomState`."""
         raise NotImplementedError
-
-    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
-        """Return the samples of each client by name as the authors' code assigns them."""
-        return _by_index(self.assign_labels(table.y.cpu().numpy(), table.classes, rng))
 
     def split(self, table: Table, samples: Indices, client: int) -> tuple[Indices, Indices, Indices]:
         """Return a client's training, validation and test samples: by the table's splits, else at random, not stratified.
@@ -137,7 +133,7 @@ class Partition:
                     "set it to gpfl"
                 )
         rng = np.random.RandomState(self.seed)
-        assigned = self._for_all_clients().assign_pfllib(table, rng)
+        assigned = self._for_all_clients().assign(table, rng)
         count = self._count(table, len(assigned))
         split = {name: pfllib_partition.split(samples, self.test_fraction, rng) for name, samples in assigned.items()}
         return {
@@ -300,8 +296,8 @@ class Natural(Partition):
                 "set --clients alone"
             )
 
-    def assign(self, table: Table, rng: np.random.Generator) -> dict[str, Indices]:
-        """Return the samples of each client that has enough."""
+    def assign(self, table: Table, rng: RandomNumbers) -> dict[str, Indices]:
+        """Return the samples of each client that has enough, shuffled where the authors' code shuffles them."""
         if table.client_ids is None:
             fix = NAME_CLIENTS if table.group_ids is not None else "use --partition dirichlet or pathological"
             if table.client_hint:
@@ -316,14 +312,9 @@ class Natural(Partition):
                 f"partition.min_samples is {self.min_samples}; the largest client of data '{table.name}' has {largest} "
                 "samples: lower --min-samples"
             )
+        if isinstance(rng, np.random.RandomState) and table.name in pfllib_partition.SHUFFLED_DATA:
+            return {name: samples[rng.permutation(len(samples))] for name, samples in eligible.items()}
         return eligible
-
-    def assign_pfllib(self, table: Table, rng: np.random.RandomState) -> dict[str, Indices]:
-        """Return the samples of each client, shuffled where the authors' code shuffles them."""
-        parts = self.assign(table, generator(self.seed, "split"))
-        if table.name not in pfllib_partition.SHUFFLED_DATA:
-            return parts
-        return {name: samples[rng.permutation(len(samples))] for name, samples in parts.items()}
 
     def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:
         """Suggest the number of samples from which every client has enough, and question the column of clients."""

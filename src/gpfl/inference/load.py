@@ -40,7 +40,7 @@ def load_model(path: str | Path, client: str = "", *, net: CustomNet | None = No
     if not client and len(files) > 1:
         names = join_names(list(files))
         raise GpflError(f"{path} has the models of {pluralize(len(files), 'client')}: name one with --client ({names})")
-    return _read_model(_find_model(source, files, client) if client else next(iter(files.values())), net, head)
+    return next(iter(load_models(source, [client] if client else (), net=net, head=head).values()))
 
 
 def load_models(
@@ -52,7 +52,9 @@ def load_models(
         models = [load_model(source, client, net=net, head=head) for client in clients or ("",)]
         return {model.name: model for model in models}
     files = find_models(source)
-    return {name: _read_model(_find_model(source, files, name), net, head) for name in clients or files}
+    if (unknown := next((name for name in clients if name not in files), None)) is not None:
+        raise GpflError(f"{source} has no model of a client '{unknown}'; {did_you_mean(unknown, files)}")
+    return {name: _read_model(files[name], net, head) for name in clients or files}
 
 
 def list_models(path: str | Path) -> dict[str, Path]:
@@ -117,9 +119,3 @@ def find_models(run: Path) -> dict[str, Path]:
     if finished:
         raise GpflError(f"{run} has no models, they were deleted: train again with gpfl run")
     raise GpflError(f"{run} holds no models: give the folder of a run, or a model file from its folder models")
-
-
-def _find_model(run: Path, files: dict[str, Path], client: str) -> Path:
-    if client not in files:
-        raise GpflError(f"{run} has no model of a client '{client}'; {did_you_mean(client, files)}")
-    return files[client]

@@ -103,7 +103,7 @@ def predict(
         client: Name of the client whose model predicts all samples; not needed if there is one model, or a column names them.
         client_column: Column that names the client of each sample.
         keep: Columns to keep beside predictions, as they are in the file.
-        threshold: Probability from which the second of two classes is predicted, in place of the models' own.
+        threshold: Probability at which the second of two classes is predicted, in place of the models' own.
 
     """
     if client and client_column:
@@ -266,15 +266,13 @@ def _read_clients(table: RawTable, column: str, names: Sequence[str], source: st
 
 def _check_alike(model: ClientModel, first: ClientModel) -> None:
     """Raise if two models do not take the same inputs or do not predict the same classes."""
-    for what, value, expected in (
-        ("classes", model.class_names, first.class_names),
-        ("inputs", _describe_inputs(model), _describe_inputs(first)),
-    ):
-        if value != expected:
-            raise GpflError(
-                f"the models of clients '{first.name}' and '{model.name}' have different {what}, so they are not of one run: "
-                "predict the rows of each client with its own --client"
-            )
+    if model.class_names == first.class_names and _describe_inputs(model) == _describe_inputs(first):
+        return
+    what = "inputs" if model.class_names == first.class_names else "classes"
+    raise GpflError(
+        f"the models of clients '{first.name}' and '{model.name}' have different {what}, so they are not of one run: "
+        "predict the rows of each client with its own --client"
+    )
 
 
 def _describe_inputs(model: ClientModel) -> tuple[object, ...]:

@@ -53,11 +53,6 @@ class AttackCase:
     batch: int
 
     @property
-    def file_name(self) -> str:
-        """Name of the case's file."""
-        return "-".join((self.method, self.target, self.kind, f"round-{self.round}", self.steps, f"batch-{self.batch}"))
-
-    @property
     def training(self) -> str:
         """Length of the local training as text."""
         return "one step" if self.steps == "one" else "one epoch"
@@ -236,7 +231,8 @@ class AttackRunner:
 
 def case_path(folder: Path, case: AttackCase) -> Path:
     """Return the path of a saved case."""
-    return folder / "cases" / f"{case.file_name}.safetensors"
+    name = f"{case.method}-{case.target}-{case.kind}-round-{case.round}-{case.steps}-batch-{case.batch}"
+    return folder / "cases" / f"{name}.safetensors"
 
 
 def attack_ceiling(

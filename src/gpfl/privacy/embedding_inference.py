@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpfl.core import tree
-from gpfl.core.method import Method
-from gpfl.defences import Defended
+from gpfl.defences import NO_DEFENCE, Defended
 from gpfl.privacy import lbfgs
 from gpfl.privacy.server_view import ServerView
 
@@ -29,7 +28,9 @@ def embedding_scores(view: ServerView) -> Tensor:
     before, after = (tree.leaf(tree.branch(state, "gce"), "weight").double() for state in (view.sent, view.upload))
     squared_lengths, growth = _lengths(view, before, after)
     rates = view.method.lr * view.steps / len(squared_lengths) / squared_lengths  # (spans, classes)
-    noisy = _is_noisy(view.method)
+    # A defence that changes uploads, which a server knows.
+    defence = view.method.defence if isinstance(view.method, Defended) else NO_DEFENCE
+    noisy = defence.noise or defence.example_noise or defence.compresses
     features = fit_features(before, after, rates, positive=not noisy and "cov" in view.sent)
     if noisy:  # the noise makes all features long, in all directions: count only the direction of their sum
         rotation = (features @ F.normalize(features.sum(0), dim=0)).clamp_min(0)
@@ -38,13 +39,6 @@ def embedding_scores(view: ServerView) -> Tensor:
     if float(rates.sum(0).mean()) / len(rotation) < _SATURATION:
         return rotation.float()
     return (rotation * growth).sqrt().float()
-
-
-def _is_noisy(method: Method) -> bool:
-    """Return whether a defence changes uploads, which a server knows."""
-    if not isinstance(method, Defended):
-        return False
-    return bool(method.defence.noise or method.defence.example_noise or method.defence.compresses)
 
 
 def _lengths(view: ServerView, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

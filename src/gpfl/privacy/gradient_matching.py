@@ -98,11 +98,6 @@ def cosine_distance(a: Tree, b: Tree) -> Tensor:
     return 1 - dot(a, b) / lengths
 
 
-def total_variation(image: Tensor) -> Tensor:
-    """Return the mean difference between neighbouring pixels."""
-    return image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()
-
-
 def initial_logits(shape: Sequence[int], keys: Sequence[Key], seed: int) -> Tensor:
     """Return the logits of the images that an attack starts from, N(0, 1), which depend on seed and key alone.
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from gpfl.core.options import option
 from gpfl.data.files import roles as role_columns
-from gpfl.data.files.layout import Layout, find_inputs
+from gpfl.data.files.layout import find_inputs
 from gpfl.data.files.raw_table import join_names
 from gpfl.data.files.reader import read_table
-from gpfl.data.files.roles import ColumnOptions
+from gpfl.data.files.roles import CLIENT_NAMES, LABEL_NAMES, SPLIT_COLUMNS, ColumnOptions
 from gpfl.data.files.samples import FileSamples, load_images, load_rows
 from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
@@ -46,7 +46,10 @@ class FileDataset(ColumnOptions, DataSource):
         # As in a run's config, so that trials share the table.
         resolved = dataclasses.replace(self, path=self.path.resolve(), schema=schema)
         try:
-            return read_once(resolved, _fingerprint(find_inputs(resolved.path), schema))
+            layout = find_inputs(resolved.path)
+            states = [(path, path.stat()) for path in (*layout.paths(), *([Path(schema)] if schema else ()))]
+            files = tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
+            return read_once(resolved, hash((layout, files)))
         except OSError as problem:
             raise GpflError(f"cannot read {problem.filename or self.path}: {problem.strerror}") from None
 
@@ -63,7 +66,8 @@ class FileDataset(ColumnOptions, DataSource):
             samples = load_images(layout.inputs, self.image_size)
         else:
             self.check_roles()
-            samples = load_rows((read_table(entry, self.ignore, self.possible_names) for entry in layout.inputs), self)
+            roles = {name.lower() for name in (*self.chosen_names.values(), *LABEL_NAMES, *CLIENT_NAMES, *SPLIT_COLUMNS)}
+            samples = load_rows((read_table(entry, self.ignore, roles) for entry in layout.inputs), self)
         if layout.unread:
             samples.notes.append(f"Not read: {join_names([str(path.relative_to(self.path)) for path in layout.unread])}.")
         return self._build_table(samples)
@@ -137,9 +141,3 @@ def _case_warnings(names: Mapping[str, Sequence[str]]) -> list[str]:
 def read_once(source: FileDataset, fingerprint: int) -> Table:
     """Return the table of files that had this fingerprint; trials on the same table share it."""
     return source.parse()
-
-
-def _fingerprint(layout: Layout, schema: str) -> int:
-    paths = [*layout.paths(), *([Path(schema)] if schema else [])]
-    states = [(str(path), (state := path.stat()).st_mtime_ns, state.st_size) for path in paths]
-    return hash((layout, tuple(states)))

@@ -1,6 +1,6 @@
 """Which files of a folder belong to which client and split: a file or folder per client, train and test, images by class."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,10 @@ def _search(folder: Path, known: InputFile, unread: list[Path]) -> list[InputFil
     splits = [entry for entry in files or folders if _stem(entry).lower() in SPLIT_NAMES]
     others = [entry for entry in files or folders if entry not in splits and entry.name != PFLLIB_DOWNLOADS]
     if splits and not others:
-        return _search_splits(folder, splits, known, unread)
+        if known.split:
+            raise GpflError(f"{folder} is a {known.split} split and holds splits again ({splits[0].name}): {EXPECTED}")
+        found = [InputFile(path, known.client, SPLIT_NAMES[_stem(path).lower()]) for path in splits]
+        return [entry for split in found for entry in ([split] if split.path.is_file() else _search(split.path, split, unread))]
     if {"train", "test"} <= {SPLIT_NAMES[_stem(entry).lower()] for entry in splits}:
         raise GpflError(f"{folder} holds {others[0].name} next to {splits[0].name} and {splits[-1].name}: {EXPECTED}")
     if files:
@@ -125,16 +128,6 @@ def _search(folder: Path, known: InputFile, unread: list[Path]) -> list[InputFil
             f"{folder}, of client {known.client}, holds folders without images, such as {folders[0].name}: {EXPECTED}"
         )
     return [entry for sub in folders for entry in _search(sub, InputFile(sub, sub.name, known.split), unread)]
-
-
-def _search_splits(folder: Path, entries: Sequence[Path], known: InputFile, unread: list[Path]) -> list[InputFile]:
-    if known.split:
-        raise GpflError(f"{folder} is a {known.split} split and holds splits again ({entries[0].name}): {EXPECTED}")
-    inputs = []
-    for path in entries:
-        entry = InputFile(path, known.client, SPLIT_NAMES[_stem(path).lower()])
-        inputs += [entry] if path.is_file() else _search(path, entry, unread)
-    return inputs
 
 
 def _has_images(folder: Path) -> bool:

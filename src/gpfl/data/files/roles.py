@@ -76,11 +76,6 @@ class ColumnOptions(PreprocessingOptions):
         """Name of the column that the user chose for each role."""
         return {role: getattr(self, role) for role in ("label", "client", "split_column", "group")}
 
-    @property
-    def possible_names(self) -> set[str]:
-        """Lower-case names of columns that may have a role."""
-        return {name.lower() for name in self.chosen_names.values()} | {*LABEL_NAMES, *CLIENT_NAMES, *SPLIT_COLUMNS}
-
     def check_roles(self) -> None:
         """Raise if a column has two roles."""
         flags: dict[str, str] = {}
@@ -148,12 +143,16 @@ def _find_split_column(table: RawTable, options: ColumnOptions) -> str:
     name = _find(table, options, "split_column", SPLIT_COLUMNS)
     if not name or table.columns[name].ndim != 1:
         return ""
-    values = np.char.lower(to_text(table.columns[name]).astype(str))
+    values = _lower_text(table, name)
     unknown = ~np.isin(values, list(SPLIT_NAMES))
     if unknown.any() and options.split_column:
         value, where = values[unknown][0], table.locate_first(unknown)
         raise GpflError(f"column '{name}' holds '{value}' in {where}; it must hold train, validation or test")
     return "" if unknown.any() else name  # a column of that name may be about something else
+
+
+def _lower_text(table: RawTable, name: str) -> Array:
+    return np.char.lower(to_text(table.columns[name]).astype(str))
 
 
 def has_split_paths(table: RawTable) -> bool:
@@ -243,8 +242,7 @@ def read_clients(table: RawTable, roles: Roles) -> tuple[Array | None, str]:
 def read_splits(table: RawTable, roles: Roles) -> Array | None:
     """Return the split of each row, by path or column; None if all rows are for training."""
     if roles.split_column:
-        texts = np.char.lower(to_text(table.columns[roles.split_column]).astype(str))
-        splits = np.array([SPLIT_NAMES[text] for text in texts.tolist()])
+        splits = np.array([SPLIT_NAMES[text] for text in _lower_text(table, roles.split_column).tolist()])
     elif has_split_paths(table):
         splits = np.array([file.split for file in table.files])[table.file_of]
     else:
