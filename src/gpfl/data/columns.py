@@ -197,7 +197,7 @@ class RawColumns:
         return Schema(tuple(columns), label, tuple(classes))
 
     def codes(self, name: str, categories: Sequence[str]) -> Floats:
-        """Return a column as indices of `categories`: NaN where it is missing, `UNKNOWN` where it is none of them.
+        """Return a column as indices of `categories`: NaN for a missing value, `UNKNOWN` for one that is not among them.
 
         Values that are already `UNKNOWN` stay so. Numbers are matched as text, whole ones without a decimal point.
         """

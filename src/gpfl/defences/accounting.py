@@ -39,7 +39,7 @@ class AccountingInputs:
     n_samples: tuple[int, ...]  # training samples of each client
     idle_clients: int = 0  # clients that never take part
     coupling: CouplingCheck | None = None  # if examples are protected
-    uploads: int = 0  # of the busiest client, where rounds were repeated; 0: those of the schedule
+    uploads: int = 0  # of the busiest client, if rounds were repeated; 0: as scheduled
 
     @property
     def clients_per_round(self) -> tuple[int, int]:

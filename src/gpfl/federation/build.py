@@ -78,7 +78,7 @@ def federate(
 
 
 def partition_table(table: Table, partition: Partition, split_seed: int | None = None) -> Federation:
-    """Return the federation of a table and a partition, of which `split_seed` can divide each client's samples again."""
+    """Return the federation of a partitioned table; `split_seed` splits each client's samples by another seed."""
     shards = [Shard(name, *splits) for name, splits in partition.apply(table, split_seed).items()]
     check_nonempty(shards, partial(partition.suggest_fix, table, [len(shard.samples) for shard in shards]))
     if partition.validation_fraction:

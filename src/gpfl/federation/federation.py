@@ -1,4 +1,4 @@
-"""Federations: a table and the samples of each client; manifests, from which the same federation is rebuilt.
+"""Federations: a table and the samples of each client; manifests that rebuild them.
 
 A manifest is a TOML file that names the table and lists the samples of each client.
 """
@@ -47,7 +47,7 @@ class Shard:
         return np.concatenate([self.train, self.validation, self.test])
 
     def shift(self, start: int) -> "Shard":
-        """Return the samples of the client in a larger table, of which this one is the part from row `start` on."""
+        """Return the same samples as indices into a larger table that contains this one from row `start` on."""
         return Shard(self.name, self.train + start, self.validation + start, self.test + start) if start else self
 
 

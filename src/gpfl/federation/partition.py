@@ -317,7 +317,7 @@ class Natural(Partition):
         return eligible
 
     def suggest_fix(self, table: Table, sizes: Sequence[int], lacking: Sequence[int]) -> str:
-        """Suggest the number of samples from which every client has enough, and question the column of clients."""
+        """Suggest a --min-samples that leaves out clients with too few samples, and question the column of clients."""
         needed = max(lacking) + 1
         small = sum(size < needed for size in sizes)
         column = table.metadata.get("client")

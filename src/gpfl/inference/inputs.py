@@ -50,7 +50,7 @@ class ReadOptions:
     """How new samples are read."""
 
     unseen: str = ""  # what to do with categories that no client trained on, one of `UNSEEN`; "": as the model was trained to
-    unreadable: Literal["error", "missing"] = "error"  # what to do with cells of numeric and date columns that are neither
+    unreadable: Literal["error", "missing"] = "error"  # what to do with cells that are no number or date where one is due
     missing: Literal["error", "drop"] = "error"  # what to do with rows that have missing values which the model does not fill
     text_columns: tuple[str, ...] = ()  # columns that make up a text; (): those of the training data, or `text`
     others: tuple[str, ...] = ()  # columns that are not inputs and stay text even if all their cells are numbers
@@ -112,7 +112,7 @@ def _read_columns(data: NewData, encoder: Preprocessor, options: ReadOptions) ->
 
 def _name_columns(rows: npt.ArrayLike, schema: Schema) -> dict[str, npt.ArrayLike]:
     """Return rows, (rows, columns), as columns by name. Raise unless they are the columns of the schema."""
-    cells = rows if isinstance(rows, np.ndarray) else np.asarray(rows, dtype=object)  # numbers beside text stay numbers
+    cells = rows if isinstance(rows, np.ndarray) else np.asarray(rows, dtype=object)  # keeps numbers next to text
     if cells.ndim != 2 or cells.shape[1] != len(schema):
         columns = f"{pluralize(len(schema), 'column')} of the model in this order: {join_names(list(schema.index))}"
         raise GpflError(

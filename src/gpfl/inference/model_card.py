@@ -30,7 +30,7 @@ FILES = {
         "`example.py`: predicts the samples of a file with onnxruntime and numpy",
     ),
 }
-"""Formats of an exported model, and the files beside the card."""
+"""Formats of an exported model, and the files next to the card."""
 
 Section = tuple[str, list[str]]  # title and paragraphs or list items (with a leading "- ")
 

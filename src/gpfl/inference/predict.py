@@ -54,7 +54,7 @@ class NewPredictions:
         return dict(zip(self.model.class_names, counts, strict=True))
 
     def describe(self) -> list[str]:
-        """Return lines on whose models predict what, by which thresholds, and on the reading of the samples."""
+        """Return lines about the models, their thresholds and how the samples were read."""
         models = f"the models of {pluralize(len(self.clients), 'client')}"
         if len(self.clients) == 1:
             models = f"the model of client {self.clients[0]} ({self.model.method.name})"
@@ -62,7 +62,7 @@ class NewPredictions:
         return [first, *describe_thresholds(self.thresholds, self.model.class_names[-1]), *self.inputs.notes]
 
     def to_columns(self, keep: Sequence[str] = ()) -> dict[str, Array]:
-        """Return `prediction` and the probability of each class as columns, after those of the samples that are kept."""
+        """Return the kept columns of the samples, `prediction` and the probability of each class."""
         kept = dict.fromkeys((*keep, *(("file",) if isinstance(self.model.encoder, ImageFormat) else ())))
         columns = {name: self._find_column(name) for name in kept}
         columns["prediction"] = self.model.classes_[self.decisions]
@@ -102,7 +102,7 @@ def predict(
         options: How the samples are read.
         client: Name of the client whose model predicts all samples; not needed if there is one model, or a column names them.
         client_column: Column that names the client of each sample.
-        keep: Columns to keep beside predictions, as they are in the file.
+        keep: Columns of the samples to keep next to the predictions.
         threshold: Probability at which the second of two classes is predicted, in place of the models' own.
 
     """

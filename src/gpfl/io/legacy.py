@@ -99,7 +99,7 @@ def upgrade_record(kind: str, record: Mapping[str, object]) -> dict[str, object]
 
 
 def _add_reported_numbers(summary: Mapping[str, object]) -> dict[str, object]:
-    """Return a summary with the numbers of the reported round, as far as those of the best and the last round give them."""
+    """Return a summary with the numbers of the reported round, if it is the best or the last one."""
     if summary.get("selected_round") == summary.get("best_round"):
         reported = {"selected_accuracy": "best_accuracy", "selected_std": "std", "selected_cov": "cov"}
     else:

@@ -33,7 +33,7 @@ def pack_tensors(flat: Mapping[str, Tensor], metadata: Mapping[str, object]) -> 
 
 
 def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Return what `pack_tensors` packed; `name` is that of the message in errors."""
+    """Return what `pack_tensors` packed; errors call the message `name`."""
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         metadata: dict[str, object] = json.loads(header["__metadata__"][KEY])

@@ -52,7 +52,7 @@ def check_custom_net(net: object, head: str | None) -> None:
 def net_from_module(module: ModuleLike, example: Tensor, classes: int, *, head: str | None = None) -> Net:
     """Return the net of a module, or of a function that builds one. `example` holds two samples as the net takes them.
 
-    A module starts every run with its own weights. A function is called again for each seed; its constants are those of
+    A module starts every run with its own weights. A function is called again for each seed; its constants come from
     seed 0. The submodule `head` becomes the head, by default the last linear layer.
     """
 

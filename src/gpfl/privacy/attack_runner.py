@@ -34,9 +34,9 @@ from gpfl.training.run_dir import RunState
 Floats = npt.NDArray[np.float64]
 
 PSNR_FORMULAS = ("proper", "reference")  # peak 1 for pixels from 0 to 1, or the formula of the authors' code
-MIN_IMAGES = 6  # images from which a signed-rank test can be significant
+MIN_IMAGES = 6  # fewest images with which a signed-rank test can be significant
 _SIGNIFICANCE = 0.05
-_VERSION = 4  # version of saved cases; those of another version are attacked again
+_VERSION = 4  # version of saved cases; cases of another version are attacked again
 
 Record = dict[str, object]  # the metrics of one reconstructed image by name, as results.json holds them
 
@@ -85,7 +85,7 @@ class AttackPlan(AttackConfig):
         return [AttackCase(method, target, kind, when, steps, batch) for target, when, batch, steps in combinations]
 
     def choose_batches(self, federation: Federation, net: Net, clients: Sequence[int]) -> dict[int, list[AttackedBatch]]:
-        """Return the batches by size, the smallest of which is that of the ceiling. Raise if they cannot be attacked."""
+        """Return the batches by size; the ceiling uses the smallest. Raise if they cannot be attacked."""
         uploads.check_images(federation)
         batches = uploads.choose_batches(federation, clients, self.images, sorted({net.min_batch, *self.batch}), self.seed)
         if "one" in self.steps:
@@ -98,7 +98,7 @@ class CaseResult(NamedTuple):
 
     records: list[Record]
     true: Tensor
-    reconstructed: Tensor  # those whose record says "turned" are shown as their negative
+    reconstructed: Tensor  # as negatives where the record says "turned"
 
 
 OnResult = Callable[[AttackCase, CaseResult], None]
@@ -245,7 +245,7 @@ def attack_ceiling(
 ) -> tuple[AttackCase, CaseResult]:
     """Attack the case that is easiest to attack: FedAvg's untrained model after one step on the smallest batch.
 
-    Net, data, seed and learning rate are those of the run.
+    It has the run's net, data, seed and learning rate.
     """
     method = engine.method
     fedavg = METHODS["fedavg"]().bind(method.net, lr=method.lr, epochs=method.epochs, batch_norm=method.batch_norm)

@@ -19,8 +19,8 @@ _SPANS = 24
 _EVALUATIONS = 80
 _SPARSITY = 0.02  # weight of the norms of the classes' features in the objective, times the number of classes
 _SATURATION = 1.0
-"""Rotation (radians) by one U-th of all features from which on embeddings end near their limit within a round."""
-_MAX_ROTATION = 15.0  # exponent from which on an embedding ends exactly at its limit
+"""Rotation (radians) by one U-th of all features above which embeddings end near their limit within a round."""
+_MAX_ROTATION = 15.0  # exponent above which an embedding ends exactly at its limit
 
 
 def embedding_scores(view: ServerView) -> Tensor:

@@ -20,7 +20,7 @@ from gpfl.privacy.gradient_targets import GradientTarget
 
 Key = tuple[int, ...]  # what selects the random start of an attack; the last number is the restart
 
-_TRACE_FROM = 50  # iterations from which tracing a step saves time
+_TRACE_FROM = 50  # iterations above which tracing a step saves time
 
 
 def cotangent_product(output: Tensor, cotangent: Tensor) -> Tensor:

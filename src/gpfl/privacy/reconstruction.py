@@ -56,8 +56,8 @@ def reconstruct(
 ) -> Reconstruction:
     """Reconstruct the images of uploads that were sent the same weights, in batches of a shape.
 
-    Of several restarts, whose random starts `keys` select, the one with the smallest gradient distance is returned; nothing of
-    the true images enters the choice.
+    `keys` select the random starts. Of several restarts the one with the smallest gradient distance is returned, without
+    looking at the true images.
     """
     if attack not in ATTACKS:
         raise GpflError(f"unknown attack '{attack}'; {did_you_mean(attack, ATTACKS)}")

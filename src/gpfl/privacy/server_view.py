@@ -28,7 +28,7 @@ class ServerView:
     steps: int = 1  # local steps that the upload sums up
     public: Tree = field(default_factory=dict)  # initial BatchNorm statistics, if they are not averaged
     n_samples: int = 0  # behind the client's class weights; 0: unknown
-    context_embeddings: Tensor | None = None  # of GPFL, from which the contexts of the round were formed; None: unknown
+    context_embeddings: Tensor | None = None  # behind GPFL's contexts of the round; None: unknown
 
     def __post_init__(self) -> None:
         shared = set(self.method.shared_parts)

@@ -39,7 +39,7 @@ class ParsedColumn:
 
     schema: ColumnSchema  # name, kind and categories
     values: Floats  # value of each row, NaN where it is missing or unreadable
-    unreadable: Mask  # rows of a numeric or date column whose cells are neither a value nor missing
+    unreadable: Mask  # rows of a numeric or date column whose cells cannot be read
     unreadable_cell: str = ""  # the first such cell
     notation: str = ""  # how the cells were read if that is not obvious, such as "with decimal commas"
     example: str = ""  # a cell in that notation and its value: "61,5 is 61.5"

@@ -38,7 +38,7 @@ class NewRows:
 
     columns: RawColumns  # the columns in the schema's order; `UNKNOWN` where a category is not in the schema
     unseen: Mapping[str, Mapping[str, int]]  # categories that are not in the schema and their numbers of rows, by column
-    unreadable: Mapping[str, int]  # numbers of cells that are neither number nor date and were read as missing, by column
+    unreadable: Mapping[str, int]  # numbers of unreadable cells that were read as missing, by column
     table: RawTable  # all columns as they were read, such as that of the label
 
 
@@ -111,7 +111,7 @@ def read_columns(data: NewData, text: Collection[str] = ()) -> RawTable:
 
 
 def _read_folder(folder: Path, text: Collection[str]) -> RawTable:
-    """Return the rows of a file per client; column `client` is the client whom the path names."""
+    """Return the rows of a file per client; column `client` holds the client in the path of the file."""
     layout = find_inputs(folder)
     if layout.images:
         raise GpflError(f"{folder} holds images; give rows: a {', '.join(SUFFIXES)} file, or a folder with one per client")

@@ -22,7 +22,7 @@ class UnsupportedPickleError(Exception):
 
 
 class DtypeStub:
-    """A numeric type as numpy pickles it: its name, then a state whose second entry is the byte order. None is objects."""
+    """A numeric type as numpy pickles it: a name, then a state whose second entry is the byte order. None is for objects."""
 
     dtype: np.dtype[np.generic] | None = None  # of the class, because a pickle may skip __init__
 
