@@ -181,7 +181,12 @@ class Federation:
                 raise _unknown_data_error(path, name, content)
             table = find_dataset(name, manifest_data_options(path, name)).load()
         if table.digest != digest:
-            _check_encoding(path, content)
+            source = content.get("source")
+            if isinstance(source, dict) and "columns" in source:
+                raise GpflError(
+                    f"{path} was written by an earlier gpfl, which scaled columns by pooled rows; this version scales them by "
+                    "the training samples of each client, so numbers differ: start a new run (models of the old one still load)"
+                )
             raise GpflError(
                 f"{path} divides a table with sha256 {digest[:12]}…, but the data '{table.name}' has {table.digest[:12]}…: "
                 "give the table it was made from"
@@ -319,16 +324,6 @@ def _changed_options(source: DataSource | None) -> dict[str, object]:
         return {}
     defaults = options.option_values(DATASETS[source.name]) if source.name in DATASETS else {}
     return {key: value for key, value in options.option_values(source).items() if value != defaults.get(key)}
-
-
-def _check_encoding(path: Path, content: Mapping[str, object]) -> None:
-    """Raise if the manifest divides columns that an earlier version encoded before they were divided."""
-    source = content.get("source")
-    if isinstance(source, dict) and "columns" in source:
-        raise GpflError(
-            f"{path} was written by an earlier gpfl, which scaled columns by pooled rows; this version scales them by the "
-            "training samples of each client, so numbers differ: start a new run (models of the old one still load)"
-        )
 
 
 def _unknown_data_error(path: Path, name: str, content: Mapping[str, object]) -> GpflError:

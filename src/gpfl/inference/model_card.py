@@ -102,7 +102,12 @@ def _describe_inputs(model: ClientModel, format: str) -> list[str]:
     if isinstance(encoder, Preprocessor):
         return _describe_columns(encoder, format)
     if isinstance(encoder, Tokenizer):
-        return _describe_texts(encoder, format)
+        words = "Input `words`: the words of each text, padded with empty ones; `encode.py` splits texts. "
+        return [
+            f"Texts of the columns {', '.join(encoder.columns)}. {words if format == 'onnx' else ''}Words are looked up in a "
+            f"vocabulary of {len(encoder.words):,}, others are left out; {encoder.length} words count, the rest of a text is "
+            "cut."
+        ]
     if isinstance(encoder, ImageFormat):
         other = "resized, which distorts them if their proportions differ" if encoder.resize else "an error"
         return [f"Images as bytes (images, {encoder.channels}, {encoder.height}, {encoder.width}); other sizes are {other}."]
@@ -140,14 +145,6 @@ def _describe_fill(column: ColumnSchema, encoder: Preprocessor) -> str:
     fill = encoder.fill.get(column.name)
     text = "an error" if fill is None else fill if isinstance(fill, str) else f"{fill:.6g}"
     return f"{text}, with an indicator" if column.name in encoder.indicators else text
-
-
-def _describe_texts(encoder: Tokenizer, format: str) -> list[str]:
-    words = "Input `words`: the words of each text, padded with empty ones; `encode.py` splits texts. "
-    return [
-        f"Texts of the columns {', '.join(encoder.columns)}. {words if format == 'onnx' else ''}Words are looked up in a "
-        f"vocabulary of {len(encoder.words):,}, others are left out; {encoder.length} words count, the rest of a text is cut."
-    ]
 
 
 def _describe_arrays(spec: InputSpec) -> str:

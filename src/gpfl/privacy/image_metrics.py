@@ -35,7 +35,10 @@ def ssim(true: Tensor, reconstructed: Tensor) -> Tensor:
     Wang et al. 2004: Gaussian window, population covariance, windows inside the image, mean over positions and channels.
     """
     x, y = true.flatten(0, 1)[:, None].double(), reconstructed.clamp(0, 1).flatten(0, 1)[:, None].double()
-    window = _gaussian_window(min(_WINDOW, *(side - (side + 1) % 2 for side in true.shape[-2:]))).to(x)
+    side = min(_WINDOW, *(side - (side + 1) % 2 for side in true.shape[-2:]))
+    offsets = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
+    weights = torch.exp(-offsets.square() / (2 * _SIGMA**2))
+    window = (weights / weights.sum()).to(x)
 
     def smooth(values: Tensor) -> Tensor:
         return F.conv2d(F.conv2d(values, window[None, None, None, :]), window[None, None, :, None])
@@ -45,12 +48,6 @@ def ssim(true: Tensor, reconstructed: Tensor) -> Tensor:
     c1, c2 = _SSIM_CONSTANTS
     index = (2 * mx * my + c1) * (2 * covariance + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))
     return index.mean((-3, -2, -1)).reshape(true.shape[:2]).mean(-1).to(true.dtype)
-
-
-def _gaussian_window(side: int) -> Tensor:
-    offsets = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
-    weights = torch.exp(-offsets.square() / (2 * _SIGMA**2))
-    return weights / weights.sum()
 
 
 def match_images(true: Tensor, reconstructed: Tensor, either_sign: bool = False) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from gpfl.core import tree
 from gpfl.core.local_round import Indices
 from gpfl.core.net import Model
-from gpfl.core.tree import Tree
 from gpfl.engine import Engine, matmul_precision
 from gpfl.engine.base import EVAL_BATCH_SIZE
 from gpfl.training.run_dir import RunState
@@ -30,19 +29,17 @@ class MembershipInference:
 
 def infer_memberships(engine: Engine, state: RunState, clients: Sequence[int]) -> list[MembershipInference]:
     """Attack each client's personal model, in float32."""
-    with matmul_precision("float32"):
-        shared, private = tree.to(state.shared, engine.device), tree.fetch(state.private, clients, engine.device)
-        weights = engine.personal_weights(shared, private, clients, state.round)
-        return [_infer_membership(engine, client, each) for client, each in zip(clients, weights, strict=True)]
-
-
-def _infer_membership(engine: Engine, client: int, weights: Tree) -> MembershipInference:
     from sklearn.metrics import roc_auc_score
 
-    shard, model = engine.federation.shards[client], Model(engine.method.net, weights)
-    train, test = (sample_losses(engine, model, samples) for samples in (shard.train, shard.test))
-    auc = roc_auc_score(np.repeat([1, 0], [len(train), len(test)]), -np.concatenate([train, test]))
-    return MembershipInference(shard.name, float(auc), float(train.mean()), float(test.mean()))
+    results = []
+    with matmul_precision("float32"):
+        shared, private = tree.to(state.shared, engine.device), tree.fetch(state.private, clients, engine.device)
+        for client, weights in zip(clients, engine.personal_weights(shared, private, clients, state.round), strict=True):
+            shard, model = engine.federation.shards[client], Model(engine.method.net, weights)
+            train, test = (sample_losses(engine, model, samples) for samples in (shard.train, shard.test))
+            auc = roc_auc_score(np.repeat([1, 0], [len(train), len(test)]), -np.concatenate([train, test]))
+            results.append(MembershipInference(shard.name, float(auc), float(train.mean()), float(test.mean())))
+    return results
 
 
 def sample_losses(engine: Engine, model: Model, samples: Indices) -> npt.NDArray[np.float64]:
