@@ -54,6 +54,6 @@ def test_errors_name_the_fix(trained: Command) -> None:
     assert_error(trained("export", "runs", "--client", "north"), "there is no run or model runs")
     shutil.rmtree(Path("run") / "models")
     assert_error(
-        trained("export", "run", "--client", "north"), "run has no models, they were deleted: train again with gpfl run"
+        trained("export", "run", "--client", "north"), "run has no models; they were deleted: train again with gpfl run"
     )
     assert not Path("out").exists()

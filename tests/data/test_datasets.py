@@ -70,7 +70,7 @@ def test_samples_may_be_any_array_of_numbers(x: object) -> None:
         ([[1.0], [np.nan], [np.inf]], [0, 1, 1], "NaN or infinity in 2 of 3 rows, first in row 1"),
         ([[1.0], [1e300]], [0, 1], "NaN or infinity in 1 of 2 rows, first in row 1"),
         ([[1.0], [2.0]], [0], "has 2 rows and 1 labels"),
-        ([1.0, 2.0], [0, 1], "has rows of no dimension (shape (2,))"),
+        ([1.0, 2.0], [0, 1], "has rows without dimensions (shape (2,))"),
         ([[1.0], [2.0, 3.0]], [0, 1], "rows of unequal shape"),
         ([["a"], ["b"]], [0, 1], "encode text and categories as numbers first"),
         ([[1.0], [2.0]], ["cat", "dog"], "encode text and categories as numbers first"),

@@ -218,14 +218,14 @@ def test_clients_with_other_columns_cannot_be_merged() -> None:
     number, text = NumericStatistics(1), CategoricalStatistics(("a",))
     one, two = ClientStatistics({"a": number}), ClientStatistics({"a": number, "b": number})
     assert message_of(lambda: merge_statistics([one, two])) == (
-        "column 'b' is not at every client: give all clients the same columns"
+        "column 'b' is missing at some clients: give all clients the same columns"
     )
     assert message_of(lambda: merge_statistics([one, ClientStatistics({"a": text})])) == (
         "column 'a' is numeric at one client and categorical at another: declare its kind with --schema"
     )
     counts = [ClientStatistics({"a": CategoricalStatistics(None, (1,) * k)}) for k in (2, 3)]
     assert message_of(lambda: merge_statistics(counts)) == (
-        "column 'a' has another number of counts at another client: give all clients the same schema"
+        "column 'a' has different numbers of counts at two clients: give all clients the same schema"
     )
 
 

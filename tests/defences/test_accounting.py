@@ -148,7 +148,7 @@ def test_without_the_accountant_no_epsilon_is_stated(command: Command, monkeypat
     monkeypatch.setattr(accounting, "accountant_version", lambda: "")
     result = command("run", "--data", "toy", "--method", "fedavg", "--clip", "1", "--noise", "1", "--out", "run")
     assert result.code == 0
-    assert "ε is not stated: pip install 'gpfl[privacy]'" in result.out
+    assert "ε is not computed: pip install 'gpfl[privacy]'" in result.out
     guarantee = json.loads(Path("run/summary.json").read_text())["privacy"]
     assert guarantee["accountant"] == "not installed"
     assert not any(key.startswith("epsilon") for key in guarantee["client"])

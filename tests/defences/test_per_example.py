@@ -70,8 +70,8 @@ def normalised() -> nn.Module:
     [
         ("fedavg", {"noise": 1.0}, r"defence\.clip is 0: noise needs a bound; set --clip"),
         ("fedavg", {"example_noise": 1.0}, r"set --example-clip too"),
-        ("fedavg", {**CLIENT, "bits": 8}, "does not add up"),
-        ("fedavg", {**CLIENT, "top_k": 0.1}, "does not add up"),
+        ("fedavg", {**CLIENT, "bits": 8}, "the noise would be less than ε assumes"),
+        ("fedavg", {**CLIENT, "top_k": 0.1}, "the noise would be less than ε assumes"),
         ("fedavg", {"bits": 1}, "must be at least 2"),
         ("fedproto", CLIENT, "fedproto uploads prototypes, which is not an update of weights"),
         ("fedproto", SMALL, "not an update of weights"),

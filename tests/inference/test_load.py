@@ -64,7 +64,7 @@ def test_the_client_must_be_named_if_there_are_several(run: Path, tmp_path: Path
             ("config.toml", "diverged.json"),
             "{run} has no models, because its loss became NaN or infinite: train again with a lower --lr",
         ),
-        (("config.toml", "summary.json"), "{run} has no models, they were deleted: train again with gpfl run"),
+        (("config.toml", "summary.json"), "{run} has no models; they were deleted: train again with gpfl run"),
         (
             ("config.toml", "trials.json", "seed-3/config.toml", "seed-4/config.toml"),
             "{run} holds the trials of 2 seeds: choose one of them, such as {run}/seed-3",

@@ -231,8 +231,8 @@ def test_models_of_different_runs_are_not_mixed(run: Path, tmp_path: Path) -> No
     plain.name = "south"
     plain.save(folder / "client-south.safetensors")
     assert message_of(lambda: predict(folder, table, **BY_HOSPITAL)) == (
-        "the models of clients 'north' and 'south' have different classes, so they are not of one run: predict the rows of "
-        "each client with its own --client"
+        "the models of clients 'north' and 'south' have different classes, so they are not from the same run: predict the rows "
+        "of each client with its own --client"
     )
 
 
@@ -262,7 +262,7 @@ def test_labels_are_found_by_name_and_must_be_classes_of_the_model(run: Path, tm
     )
     bare = write_rows(tmp_path / "bare.csv", rows, COLUMNS[:-1])
     assert message_of(lambda: evaluate(run, bare, **BY_HOSPITAL)) == (
-        f"{bare} has no column named as the label; the model was trained on 'outcome': name it with --label; the columns are "
+        f"{bare} has no label column; the model was trained on 'outcome': name it with --label; the columns are "
         "patient, chol, hospital, pain, age"
     )
     renamed = write(tmp_path / "renamed.csv", path.read_text().replace("outcome", "Label"))

@@ -313,7 +313,7 @@ ERRORS: dict[str, tuple[object, str]] = {
     ),
     "dropout always": (
         custom(lambda self, x: self.fc(F.dropout(self.body(x)))),
-        "returns other logits the second time",
+        "returns different logits when called twice",
     ),
     "batch mean": (
         custom(lambda self, x: self.fc(self.body(x - x.mean(0)))),

@@ -198,7 +198,7 @@ def defences(methods: tuple[str, ...], epsilon: tuple[float, ...] | None, **flag
         points += defence_study.plan_points(name, values | noises, bounds, variants)
     jobs = make_study_jobs((point.cell for point in points), runs)
     if not accountant_version():
-        print_line("ε is not stated: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
+        print_line("ε is not computed: dp-accounting is not installed. Once it is, the same command adds ε and repeats no run.")
     next_step = f"Attacks of {plan.iterations} iterations on the uploads of {pluralize(len(points), 'run')} follow"
     failed = _train(jobs, runs, next_step, dry_run=flags["dry_run"], graph=plan.graph)
     folder = runs.out / "defences"

@@ -201,7 +201,7 @@ def merge_statistics(statistics: Sequence[ClientStatistics]) -> ClientStatistics
     names = list(statistics[0].columns)
     for other in statistics[1:]:
         if different := sorted(set(names) ^ other.columns.keys()):
-            raise GpflError(f"column '{different[0]}' is not at every client: give all clients the same columns")
+            raise GpflError(f"column '{different[0]}' is missing at some clients: give all clients the same columns")
     return ClientStatistics({name: _merge_columns(name, [s.columns[name] for s in statistics]) for name in names})
 
 
@@ -238,7 +238,7 @@ def _merge_categorical(name: str, parts: Sequence[CategoricalStatistics], missin
 
 def _add_counts(name: str, parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     if len(set(map(len, parts))) > 1:
-        raise GpflError(f"column '{name}' has another number of counts at another client: give all clients the same schema")
+        raise GpflError(f"column '{name}' has different numbers of counts at two clients: give all clients the same schema")
     return tuple(sum(counts) for counts in zip(*parts, strict=True))
 
 

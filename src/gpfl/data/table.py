@@ -278,7 +278,7 @@ def _as_tensor(x: ArrayLike, name: str) -> Tensor:
             native = array.astype(array.dtype.newbyteorder("=") if keeps_type else np.float32, copy=False)
         samples = torch.from_numpy(np.require(native, requirements=("C", "W")))
     if samples.dim() < 2:
-        raise GpflError(f"{name} has rows of no dimension (shape {tuple(samples.shape)}); give one vector or image per row")
+        raise GpflError(f"{name} has rows without dimensions (shape {tuple(samples.shape)}); give one vector or image per row")
     return samples
 
 

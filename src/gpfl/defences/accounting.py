@@ -223,7 +223,7 @@ def describe_guarantee(guarantee: Mapping[str, object]) -> list[str]:
     ):
         if level in guarantee:
             values = cast(Guarantee, guarantee[level])
-            epsilons = describe(values) if "epsilon" in values else f"ε is not stated: {INSTALL_COMMAND}"
+            epsilons = describe(values) if "epsilon" in values else f"ε is not computed: {INSTALL_COMMAND}"
             descriptions.append(
                 f"{level.capitalize()} level: {vectors} clipped to L2 norm {values['clip']:g}, noise multiplier "
                 f"{values['noise']:g}. {epsilons}"

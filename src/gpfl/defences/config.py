@@ -56,8 +56,8 @@ class DefenceConfig:
                 )
         if self.noise > 0 and self.compresses:
             raise GpflError(
-                f"defence.noise is {self.noise:g} and the upload is compressed, so that the noise does not add up to that "
-                "of a stated ε: leave out --top-k and --bits, or --noise"
+                f"defence.noise is {self.noise:g} and the upload is compressed, so the noise would be less than ε "
+                "assumes: leave out --top-k and --bits, or --noise"
             )
 
 

@@ -72,7 +72,9 @@ def federate(
         )
     for key, value in (("partition", partition), ("clients", settings.get("clients")), ("rng", settings.get("rng"))):
         if value is not None:
-            raise GpflError(f"{key} is {value!r}, but these arrays are divided among clients: leave it out, or give a Table")
+            raise GpflError(
+                f"{key} is {value!r}, but these arrays are divided among clients already: leave it out, or give a Table"
+            )
     clients = data if isinstance(data, Mapping) else {str(i): arrays for i, arrays in enumerate(data)}
     return _from_clients(clients, options.build(Partition, {**settings, "clients": len(clients)}, "partition"))
 

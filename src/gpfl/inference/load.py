@@ -117,5 +117,5 @@ def find_models(run: Path) -> dict[str, Path]:
     if is_run and not finished:
         raise GpflError(f"{run} is not finished, so it has no models yet: gpfl resume {run}")
     if finished:
-        raise GpflError(f"{run} has no models, they were deleted: train again with gpfl run")
+        raise GpflError(f"{run} has no models; they were deleted: train again with gpfl run")
     raise GpflError(f"{run} holds no models: give the folder of a run, or a model file from its folder models")

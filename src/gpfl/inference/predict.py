@@ -218,9 +218,7 @@ def find_label(table: RawTable, label: str, trained: str, inputs: Collection[str
     found = next((lower[name] for name in LABEL_NAMES if name in lower), "")
     if not found:
         hint = f"; the model was trained on '{trained}'" if trained else ""
-        raise GpflError(
-            f"{table.path} has no column named as the label{hint}: name it with --label; the columns are {join_names(usable)}"
-        )
+        raise GpflError(f"{table.path} has no label column{hint}: name it with --label; the columns are {join_names(usable)}")
     return found
 
 
@@ -270,7 +268,7 @@ def _check_alike(model: ClientModel, first: ClientModel) -> None:
         return
     what = "inputs" if model.class_names == first.class_names else "classes"
     raise GpflError(
-        f"the models of clients '{first.name}' and '{model.name}' have different {what}, so they are not of one run: "
+        f"the models of clients '{first.name}' and '{model.name}' have different {what}, so they are not from the same run: "
         "predict the rows of each client with its own --client"
     )
 

@@ -121,5 +121,5 @@ def _logits(module: nn.Module, example: Tensor) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         first, second = (module_checks.run_module(copy.deepcopy(module).eval(), example, "the net", failure) for _ in range(2))
     if not module_checks.equal_logits(first, second):
-        raise GpflError("the net returns other logits the second time; runs must be repeatable: remove F.dropout")
+        raise GpflError("the net returns different logits when called twice; runs must be repeatable: remove F.dropout")
     return first

@@ -186,16 +186,16 @@ BAD_NPZS: dict[str, tuple[Callable[[Path], object], str]] = {
         "{path} has x of shape (4, 2) and y of shape (4, 4); give one label per row",
     ),
     "texts for inputs": (npz_of(x=X.astype("U3"), y=Y), "{path} has x of type <U3; inputs must be numbers"),
-    "no labels": (npz_of(x=X, z=Y / 2), "no column is named as the label: use --label NAME; the columns are x, z"),
+    "no labels": (npz_of(x=X, z=Y / 2), "no label column found: use --label NAME; the columns are x, z"),
     "no labels, but candidates": (
         npz_of(x=X, z=Y),
-        "no column is named as the label: which column holds it? candidates: z (2 values); choose one with --label z",
+        "no label column found: which column holds it? candidates: z (2 values); choose one with --label z",
     ),
     "two inputs": (npz_of(left=X, right=X, y=Y), "{path} holds left, right, y: name the inputs x and the labels y"),
     "columns of two lengths": (npz_of(a=Y, y=Y[:3]), "{path} has arrays of different length: {'a': 4, 'y': 3}"),
     "test without labels": (
         npz_of(x_train=X, y_train=Y, x_test=X),
-        "no column is named as the label: use --label NAME; the columns are x",
+        "no label column found: use --label NAME; the columns are x",
     ),
 }
 

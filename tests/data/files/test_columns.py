@@ -317,7 +317,7 @@ def test_a_chosen_column_is_not_found_for_another_role(tmp_path: Path) -> None:
     assert load(path, label="client").client_ids is None
     assert load(path, label="split").splits is None
     assert error_of(path, client="label") == (
-        "no column is named as the label: which column holds it? candidates: split (2 values), client (2 values); "
+        "no label column found: which column holds it? candidates: split (2 values), client (2 values); "
         "choose one with --label split"
     )
 

@@ -93,18 +93,18 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     "no label": (
         lines(("a", "b"), *((k / 7, k / 3) for k in range(4))),
         {},
-        "no column is named as the label: use --label NAME; the columns are a, b",
+        "no label column found: use --label NAME; the columns are a, b",
     ),
     "no label, and a column that rather names clients": (
         lines(("a", "kind", "site"), *((k / 7, "fm"[k % 2], "uvw"[k % 3]) for k in range(6))),
         {},
-        "no column is named as the label: which column holds it? candidates: kind (2 values), site (3 values); "
+        "no label column found: which column holds it? candidates: kind (2 values), site (3 values); "
         "choose one with --label kind",
     ),
     "no label, but candidates": (
         lines(("a", "sex", "outcome"), *((k / 7, "fm"[k % 2], "uvw"[k % 3]) for k in range(6))),
         {},
-        "no column is named as the label: which column holds it? candidates: outcome (3 values), sex (2 values); "
+        "no label column found: which column holds it? candidates: outcome (3 values), sex (2 values); "
         "choose one with --label outcome",
     ),
     "another label": (
@@ -145,7 +145,7 @@ BAD_CSVS: dict[str, tuple[str | bytes, dict[str, object], str]] = {
     "every column ignored": (
         lines(("a", "label"), *GOOD_ROWS),
         {"ignore": ["a", "label"]},
-        "no column is named as the label: use --label NAME; the columns are none",
+        "no label column found: use --label NAME; the columns are none",
     ),
     "no inputs": (lines(("client", "label"), *GOOD_ROWS), {}, "{path} has no column of inputs besides client, label"),
     "all ignored": (lines(("a", "label"), *GOOD_ROWS), {"ignore": ["a"]}, "{path} has no column of inputs besides a, label"),
@@ -230,7 +230,7 @@ def test_inconsistent_splits_are_errors(tmp_path: Path) -> None:
     assert error_of(d) == f"{d}/a/test.csv is a test split, but {d}/b/all.csv is not divided: divide all clients or none"
     for name in ("train/train.csv", "train/test.csv", "test/test.csv"):
         write(tmp_path / "e" / name, text)
-    assert error_of(tmp_path / "e") == f"{tmp_path}/e/test is a test split and holds splits again (test.csv): {EXPECTED}"
+    assert error_of(tmp_path / "e") == f"{tmp_path}/e/test is a test split, but contains splits (test.csv): {EXPECTED}"
     for name in ("train/a.csv", "test/a.csv", "north/a.csv"):
         write(tmp_path / "f" / name, text)
     assert error_of(tmp_path / "f") == f"{tmp_path}/f holds north next to test and train: {EXPECTED}"

@@ -290,7 +290,7 @@ def test_data_given_as_a_config_is_an_error_with_the_right_command(
         (("--data", "visits.csv", "--label", "kind", "--ignore", "c"), "data.ignore names column 'c'; known: a, b, kind, site"),
         (
             ("--data", "visits.csv"),
-            "no column is named as the label: which column holds it? candidates: kind (2 values), site (3 values); "
+            "no label column found: which column holds it? candidates: kind (2 values), site (3 values); "
             "choose one with --label kind",
         ),
         (

@@ -111,7 +111,7 @@ def _search(folder: Path, known: InputFile, unread: list[Path]) -> list[InputFil
     others = [entry for entry in files or folders if entry not in splits and entry.name != PFLLIB_DOWNLOADS]
     if splits and not others:
         if known.split:
-            raise GpflError(f"{folder} is a {known.split} split and holds splits again ({splits[0].name}): {EXPECTED}")
+            raise GpflError(f"{folder} is a {known.split} split, but contains splits ({splits[0].name}): {EXPECTED}")
         found = [InputFile(path, known.client, SPLIT_NAMES[_stem(path).lower()]) for path in splits]
         return [entry for split in found for entry in ([split] if split.path.is_file() else _search(split.path, split, unread))]
     if {"train", "test"} <= {SPLIT_NAMES[_stem(entry).lower()] for entry in splits}:

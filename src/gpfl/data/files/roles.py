@@ -119,7 +119,7 @@ def find_roles(table: RawTable, options: ColumnOptions) -> Roles:
         candidates = describe_candidates(table, "label", [name for name in options.chosen_names.values() if name])
         columns = join_names(list(table.columns), 20) or "none"
         fix = f"which column holds it? {candidates}" if candidates else f"use --label NAME; the columns are {columns}"
-        raise GpflError(f"no column is named as the label: {fix}")
+        raise GpflError(f"no label column found: {fix}")
     named = all(file.client for file in table.files)
     return Roles(
         label,
