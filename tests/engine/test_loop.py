@@ -8,8 +8,8 @@ In the order in which a round of GPFL enters them:
 4. `core/tree.py`                arithmetic on states
 5. `core/local_round.py`         batches, and one client's download, steps and upload
 6. `core/randomness.py`          the generator of (seed, purpose, round, client)
-7. `methods/gpfl.py`             the method
-8. `methods/factored_valve.py`   how a round trains its valve
+7. `methods/factored_valve.py`   how a round trains the valve
+8. `methods/gpfl.py`             the method
 9. `core/net.py`                 the net's parts with a client's weights
 """
 
@@ -33,8 +33,8 @@ FILES = [
     "core/tree.py",
     "core/local_round.py",
     "core/randomness.py",
-    "methods/gpfl.py",
     "methods/factored_valve.py",
+    "methods/gpfl.py",
     "core/net.py",
 ]
 

@@ -12,10 +12,13 @@ from torch.nn import functional as F
 
 from gpfl.core import tree
 from gpfl.core.local_round import Schedule
-from gpfl.core.method import Batch, ClientInfo
+from gpfl.core.method import Batch, ClientInfo, LossTerms
 from gpfl.core.net import Model
 from gpfl.engine import ENGINES, RunSpec
+from gpfl.errors import GpflError
+from gpfl.methods.factored_valve import FactoredGPFL
 from gpfl.methods.gpfl import GPFL, batch_distance, cosine_logits, embeddings_of, mean_distance, valve
+from gpfl.methods.gpfl_variants import GPFLVariant
 from gpfl.models.architectures import MLP, net_from_architecture
 from gpfl.training import config as configs
 
@@ -253,6 +256,31 @@ def test_defaults_of_lambda_and_mu_depend_on_the_net(net: str, lam: float, mu: f
     method = GPFL().bind(built, lr=0.1, epochs=1)
     assert (method.lam, method.mu) == (lam, mu)
     assert GPFL(lam=0.5).bind(built, lr=0.1, epochs=1).lam == 0.5
+
+
+# Classes.
+
+
+def test_bind_returns_the_class_that_implements_the_options() -> None:
+    assert type(bound()) is FactoredGPFL
+    assert type(bound(valve="full")) is GPFL
+    for options in ({"without": ("cov",)}, {"guidance": "embeddings"}, {"alpha_noise": 0.1}, {"share_valve": False}):
+        assert type(bound(**options)) is GPFLVariant
+
+
+def test_derived_class_keeps_its_type_and_its_methods() -> None:
+    class Angles(GPFL):
+        def guidance_loss(self, *args: object) -> LossTerms:
+            return {"angle": super().guidance_loss(*args)["angle"]}  # type: ignore[arg-type]
+
+    net = bound().net
+    method = Angles().bind(net, lr=0.05, epochs=1)
+    shared, private = method.init(0)
+    _, terms = method.step(shared, method.download(shared, private, client_info()), make_batch(), client_info())
+    assert type(method) is Angles
+    assert terms.keys() == {"ce", "angle"}
+    with pytest.raises(GpflError, match=r"method.without is \('pci',\), which Angles does not implement: derive it from"):
+        Angles(without=("pci",)).bind(net, lr=0.05, epochs=1)
 
 
 # Valves that reveal less.

@@ -18,7 +18,7 @@ from gpfl.defences.config import FULL_BITS, NO_DEFENCE, DefenceConfig
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.defences.uploads import compressed_bytes, transform_upload
 from gpfl.errors import GpflError
-from gpfl.methods.factored_valve import encoded_bytes
+from gpfl.methods.factored_valve import FactoredGPFL, encoded_bytes
 from gpfl.methods.gpfl import GPFL, GUIDANCE
 
 _STATE = "defence"  # key in the local state of the number of steps done, which selects the noise of a step
@@ -151,7 +151,7 @@ def upload_bytes(method: Method, upload: Tree, secure_sum: bool = False) -> int:
     if secure_sum:
         return sum(INTEGER_BYTES * leaf.numel() for leaf in tree.leaves(upload))
     defence, plain = method.defence if isinstance(method, Defended) else NO_DEFENCE, undefended(method)
-    if not isinstance(plain, GPFL) or not plain.sends_factors or defence.transforms_uploads:
+    if not isinstance(plain, FactoredGPFL) or not plain.sends_factors or defence.transforms_uploads:
         return compressed_bytes(upload, defence)
     return tree.count_bytes(tree.drop(upload, ("cov",))) + encoded_bytes(plain.net.width, plain.n_trained_contexts)
 

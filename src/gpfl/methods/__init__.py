@@ -1,4 +1,8 @@
-"""The methods, one file each. A new one is a file here, a line in METHODS and a page in docs/methods."""
+"""The methods, one file each. A new one is a file here, a line in METHODS and a page in docs/methods.
+
+`gpfl.py` is the paper's method, with its options in `gpfl_options.py`, the form that runs train in `factored_valve.py`, and
+ablations and variants in `gpfl_variants.py`.
+"""
 
 from typing import TYPE_CHECKING
 

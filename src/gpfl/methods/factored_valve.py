@@ -10,12 +10,18 @@ O(K), not O(K²), without approximation. Per-example clipping needs the norms of
 span of the contexts: with such a defence the method trains V itself.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gpfl.core import tree
+from gpfl.core.method import Batch, ClientInfo, LossTerms, loss_gradient
+from gpfl.core.net import Model
 from gpfl.core.tree import Tree
+from gpfl.errors import GpflError
+from gpfl.methods.gpfl import GPFL
 
 BRANCHES = ("gamma", "beta")
 CONTEXTS = ("g", "p")
@@ -96,3 +102,63 @@ def _outputs(cov: Tree, valve: Tree) -> Tensor:
 
 def _stack_contexts(contexts: Tree) -> Tensor:
     return torch.stack([tree.leaf(contexts, name) for name in CONTEXTS])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactoredGPFL(GPFL):
+    """GPFL whose rounds train the valve in its factored form, unless the option `valve` is 'full'."""
+
+    @property
+    def uses_factored_valve(self) -> bool:
+        """Whether a local round trains the valve in its factored form."""
+        return self.valve != "full" and "cov" not in self.without
+
+    @property
+    def sends_factors(self) -> bool:
+        """Whether uploads of V are counted as factors."""
+        return self.valve_upload == "factors" and self.uses_factored_valve and "cov" in self.shared_parts
+
+    @property
+    def n_trained_contexts(self) -> int:
+        """Number of the contexts, g first, along which V moves."""
+        return 2 if self.valve_gradient == "both" else 1
+
+    def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
+        """Return GPFL's local state with the valve in its factored form."""
+        state = super().download(shared, private, client)
+        if not self.uses_factored_valve:
+            return state
+        cov, valve = factor_valve(tree.branch(state, "cov"), tree.branch(state, "context"), with_norm=self.reg == "norm")
+        return {**state, "cov": cov, "valve": valve}
+
+    def step(self, shared: Tree, local_state: Tree, batch: Batch, client: ClientInfo) -> tuple[Tree, LossTerms]:
+        """Train all parts together; the decay of V shrinks the received weights too."""
+        state, terms = super().step(shared, local_state, batch, client)
+        if "valve" not in local_state:
+            return state, terms
+        if self._setup.gradient is not loss_gradient:
+            raise GpflError("method.valve is 'factored', but clipping per example needs gradients of V: use 'auto' or 'full'")
+        cov, valve = tree.branch(local_state, "cov"), tree.branch(local_state, "valve")
+        rate = self.mu if self.reg == "wd" else self.mu / factored_norm(cov, valve)
+        return {**state, "valve": decay_scale(valve, rate, self.lr)}, terms
+
+    def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
+        """Return the valve's output for each context; a personal model has the weights of V."""
+        if "valve" not in model.weights:
+            return super().routes(model, f)
+        return apply_factored(model["cov"], model["valve"], f)
+
+    def norm(self, model: Model, part: str) -> Tensor:
+        """Return ‖V‖ or ‖C‖."""
+        if part == "cov" and "valve" in model.weights:
+            return factored_norm(model["cov"], model["valve"])
+        return super().norm(model, part)
+
+    def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
+        """Return GPFL's upload and private state, with the weights of V after the round."""
+        if "valve" in local_state:
+            cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
+            code = encode_valve(cov, valve, context, self.n_trained_contexts)
+            received = tree.branch({**private, **shared}, "cov")
+            local_state = {**tree.drop(local_state, ("valve",)), "cov": build_valve(received, code)}
+        return super().upload(shared, local_state, private, client)

@@ -1,20 +1,20 @@
-"""GPFL, with equation numbers of the paper."""
+"""GPFL, with equation numbers of the paper.
+
+Runs train V in a cheaper form with the same results, `FactoredGPFL`; what is not in the paper is in `GPFLVariant`.
+"""
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpfl.core import tree
-from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, loss_gradient
-from gpfl.core.net import Model, Net
-from gpfl.core.options import BY_NET, SearchRange, option
+from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms
+from gpfl.core.net import Model
 from gpfl.core.randomness import fork_rng, torch_generator
 from gpfl.core.tree import Tree
-from gpfl.errors import GpflError
-from gpfl.methods.factored_valve import apply_factored, build_valve, decay_scale, encode_valve, factor_valve, factored_norm
+from gpfl.methods.gpfl_options import GPFLOptions
 
 GUIDANCE = ("cov", "gce")
 """V and C, the parts of the global guidance, to which μ applies."""
@@ -23,7 +23,7 @@ VALVE_PARAMETERS = ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPFL(Method):
+class GPFL(GPFLOptions):
     """Category embeddings guide the features globally while each client learns its own task.
 
     Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated
@@ -40,86 +40,6 @@ class GPFL(Method):
     name = "gpfl"
     shares = ("base", "cov", "gce")
 
-    lam: float = option(
-        BY_NET,
-        "weight of the magnitude-level guidance",
-        symbol="λ",
-        min=0.0,
-        search=SearchRange(1e-4, 0.1),
-        by_net={"resnet18": 1e-4, "fasttext": 1e-4, "*": 0.01},
-    )
-    mu: float = option(
-        BY_NET,
-        "decay of the valve and the embeddings",
-        symbol="μ",
-        typical="0 to 1",
-        min=0.0,
-        search=SearchRange(1e-4, 1),
-        by_net={"resnet18": 0.0, "fasttext": 0.0, "harcnn": 1.0, "*": 0.1},
-    )
-    p_scale: str = option(
-        "sum",
-        "personal context p_i: 'sum' = Σ_u α_u Ĉ_u (authors' code), 'mean' = the same divided by U (paper)",
-        choices=("sum", "mean"),
-    )
-    cond_source: str = option(
-        "global",
-        "embeddings of the contexts: 'global' = as received (paper), 'stale_local' = as last trained here (authors' code)",
-        choices=("global", "stale_local"),
-    )
-    mlg_norm: str = option(
-        "batch",
-        "magnitude term: 'batch' = one norm over the batch (authors' code), 'sample_mean' = sample mean (paper; use λ·√B)",
-        choices=("batch", "sample_mean"),
-    )
-    reg: str = option(
-        "wd", "μ term: 'wd' = weight decay (authors' code), 'norm' = μ(‖V‖₂ + ‖C‖₂) (paper)", choices=("wd", "norm")
-    )
-    without: tuple[str, ...] = option(
-        (),
-        "ablations: 'pci' = constant contexts, 'cov' = no valve, 'mlg' = no magnitude term, 'gce' = no embeddings; "
-        "'cov,gce' is FedPer",
-        choices=("pci", "cov", "mlg", "gce"),
-    )
-    valve: str = option(
-        "auto",
-        "how a round trains V: 'factored' = as a low-rank change, 'full' = entry by entry, 'auto' = factored unless a "
-        "defence needs the gradients of V; results are equal up to rounding",
-        choices=("auto", "factored", "full"),
-        omit_default=True,
-    )
-    valve_upload: str = option(
-        "full",
-        "form in which bytes of V are counted: 'full', or 'factors', smaller and lossless, which contain p_i",
-        choices=("full", "factors"),
-        omit_default=True,
-    )
-    valve_gradient: str = option(
-        "both",
-        "routes that train V: 'both' (paper), or 'global' alone, so that uploads of V do not reveal label counts",
-        choices=("both", "global"),
-        omit_default=True,
-    )
-    guidance: str = option(
-        "features",
-        "what the guidance losses train: 'features' = φ, V and C (paper), or 'embeddings' = C alone",
-        choices=("features", "embeddings"),
-        omit_default=True,
-    )
-    share_valve: bool = option(True, "whether V is averaged (paper), or stays with the client", omit_default=True)
-    alpha_levels: int = option(
-        0, "round the class weights α behind p_i up to multiples of 1/levels; 0 = exact (paper)", min=0, omit_default=True
-    )
-    alpha_noise: float = option(
-        0.0, "standard deviation of a client's fixed noise on the class weights α behind p_i", min=0, omit_default=True
-    )
-
-    def bind(self, net: Net, *, lr: float, epochs: int, batch_norm: str = "local") -> Self:
-        """Return the method bound to a net; all that differs from the paper's method is in `gpfl_variants`."""
-        from gpfl.methods.gpfl_variants import select_variant  # imports this module
-
-        return select_variant(super().bind(net, lr=lr, epochs=epochs, batch_norm=batch_norm))
-
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Return φ and ψ from the net, V as torch initialises it, and C from N(0, 1)."""
         state, width = self.net.init(seed), self.net.width
@@ -129,26 +49,7 @@ class GPFL(Method):
 
     def download(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return φ, V and C as received, the client's ψ, and the contexts of the round."""
-        state: Tree = {**shared, **private, "context": self.contexts(shared, private, client)}
-        if not self.uses_factored_valve:
-            return state
-        cov, valve = factor_valve(tree.branch(state, "cov"), tree.branch(state, "context"), with_norm=self.reg == "norm")
-        return {**state, "cov": cov, "valve": valve}
-
-    @property
-    def uses_factored_valve(self) -> bool:
-        """Whether a local round trains the valve in its factored form."""
-        return self.valve != "full" and "cov" not in self.without
-
-    @property
-    def sends_factors(self) -> bool:
-        """Whether uploads of V are counted as factors."""
-        return self.valve_upload == "factors" and self.uses_factored_valve and "cov" in self.shared_parts
-
-    @property
-    def n_trained_contexts(self) -> int:
-        """Number of the contexts, g first, along which V moves."""
-        return 2 if self.valve_gradient == "both" else 1
+        return {**shared, **private, "context": self.contexts(shared, private, client)}
 
     def contexts(self, shared: Tree, private: Tree, client: ClientInfo) -> Tree:
         """Return g (eq. 5) and p_i (eq. 7), constants of a round."""
@@ -165,13 +66,7 @@ class GPFL(Method):
         decay = dict.fromkeys(GUIDANCE, self.mu) if self.reg == "wd" else None
         parts = (*NET_PARTS, *GUIDANCE)
         state, terms, _ = self.optimizer_step(shared, local_state, batch, client, parts=parts, weight_decay=decay)
-        if "valve" not in local_state:
-            return state, terms
-        if self._setup.gradient is not loss_gradient:
-            raise GpflError("method.valve is 'factored', but clipping per example needs gradients of V: use 'auto' or 'full'")
-        cov, valve = tree.branch(local_state, "cov"), tree.branch(local_state, "valve")
-        rate = self.mu if self.reg == "wd" else self.mu / factored_norm(cov, valve)
-        return {**state, "valve": decay_scale(valve, rate, self.lr)}, terms
+        return state, terms
 
     def loss(self, model: Model, shared: Tree, batch: Batch, client: ClientInfo) -> LossTerms:
         """Return L^P (eq. 10), L^alg (eq. 8), λL^mlg (eq. 9) and, if it is a norm, the μ term (eq. 11)."""
@@ -185,11 +80,9 @@ class GPFL(Method):
             terms |= {f"norm_{part}": self.mu * self.norm(model, part) for part in GUIDANCE if part in model.weights}
         return terms
 
-    def norm(self, model: Model, part: str) -> Tensor:
-        """Return the L2 norm of V or C."""
-        if part == "cov" and "valve" in model.weights:
-            return factored_norm(model["cov"], model["valve"])
-        return tree.norm(model[part])
+    def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
+        """Return the valve's output for each context: "g" and "p" in training, "p" alone in a personal model."""
+        return {name: valve(model["cov"], f, context) for name, context in tree.flatten(model["context"]).items()}
 
     def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the angle-level term L^alg (eq. 8) and the magnitude-level term λL^mlg (eq. 9)."""
@@ -201,14 +94,13 @@ class GPFL(Method):
             "magnitude": self.lam * distance(f_global, received, batch),
         }
 
+    def norm(self, model: Model, part: str) -> Tensor:
+        """Return ‖V‖ or ‖C‖."""
+        return tree.norm(model[part])
+
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
         """Return φ, V and C for the server, and ψ."""
-        state = tree.drop(local_state, ("context", "valve"))
-        if "valve" in local_state:
-            cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
-            code = encode_valve(cov, valve, context, self.n_trained_contexts)
-            state["cov"] = build_valve(tree.branch({**private, **shared}, "cov"), code)
-        return self.split_state(state)
+        return self.split_state(tree.drop(local_state, ("context",)))
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
         """Return the weights of the personal route: φ, V, ψ, and p_i as a constant."""
@@ -218,12 +110,6 @@ class GPFL(Method):
     def features(self, model: Model, x: Tensor) -> Tensor:
         """Return f^P, (batch, width)."""
         return self.routes(model, model("base", x))["p"]
-
-    def routes(self, model: Model, f: Tensor) -> dict[str, Tensor]:
-        """Return the valve's output for each context: "g" and "p" in training, "p" alone in a personal model."""
-        if "valve" in model.weights:
-            return apply_factored(model["cov"], model["valve"], f)
-        return {name: valve(model["cov"], f, context) for name, context in tree.flatten(model["context"]).items()}
 
 
 def valve(weights: Tree, f: Tensor, context: Tensor) -> Tensor:

@@ -13,28 +13,38 @@ from gpfl.core.net import Model
 from gpfl.core.randomness import make_salt, normal, random_key, torch_generator
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
+from gpfl.methods.factored_valve import FactoredGPFL
 from gpfl.methods.gpfl import GPFL, embeddings_of
+from gpfl.methods.gpfl_options import GPFLOptions
 
 _ROUNDING = 1e-4  # tolerance for rounding of class weights, and the smallest noisy one
 
 CONTEXT_SEED = 0
 """Constant contexts are the same in every run and for every client."""
 
-G = TypeVar("G", bound=GPFL)
+VARIANT_OPTIONS = ("cond_source", "without", "valve_gradient", "guidance", "share_valve", "alpha_levels", "alpha_noise")
+"""Options whose default is the paper's method."""
+
+G = TypeVar("G", bound=GPFLOptions)
 
 
-def select_variant(method: G) -> G:
-    """Return the method itself, or the variant that its options ask for."""
+def select_class(method: G) -> G:
+    """Return a bound method as the class that implements its options; a class derived from one of them stays as it is."""
     if method.guidance == "embeddings" and method.valve_gradient == "global":
         raise GpflError(
             "method.guidance 'embeddings' with method.valve_gradient 'global' leaves the valve untrained: "
             "set method.guidance to 'features'"
         )
-    of_paper: dict[str, object] = {"without": (), "cond_source": "global", "guidance": "features", "valve_gradient": "both"}
-    of_paper |= {"share_valve": True, "alpha_levels": 0, "alpha_noise": 0.0}
-    if all(getattr(method, name) == value for name, value in of_paper.items()):
+    changed = [name for name in VARIANT_OPTIONS if getattr(method, name) != getattr(GPFLOptions, name)]
+    if type(method) not in (GPFL, FactoredGPFL, GPFLVariant):
+        if changed and not isinstance(method, GPFLVariant):
+            raise GpflError(
+                f"method.{changed[0]} is {getattr(method, changed[0])!r}, which {type(method).__name__} does not implement: "
+                "derive it from gpfl.methods.gpfl_variants.GPFLVariant"
+            )
         return method
-    return cast(G, GPFLVariant(**{field.name: getattr(method, field.name) for field in dataclasses.fields(method)}))
+    selected = GPFLVariant if changed else GPFL if method.valve == "full" else FactoredGPFL
+    return cast(G, selected(**{field.name: getattr(method, field.name) for field in dataclasses.fields(method)}))
 
 
 def constant_contexts(width: int) -> Tree:
@@ -44,7 +54,7 @@ def constant_contexts(width: int) -> Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPFLVariant(GPFL):
+class GPFLVariant(FactoredGPFL):
     """GPFL with parts left out, with other contexts or guidance, or with a valve that reveals less.
 
     - `without`: the paper's ablations.
