@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from torch import Tensor
 import gpfl
 from gpfl.core import tree
 from gpfl.core.local_round import local_round
+from gpfl.core.tree import Tree
 from gpfl.defences import DefenceConfig, Defended, accounting, uploads
+from gpfl.engine.base import RoundResult
 from gpfl.engine.compiler.program import Program
 from gpfl.engine.vmap import Vmap
 from gpfl.models.architectures import CNN4, MLP
@@ -33,23 +36,63 @@ def fit(method: str, federation: gpfl.Federation | None = None, **settings: obje
     return gpfl.fit(method, federation or toy_federation(), **{**defaults, **settings})
 
 
+def flatten(state: Tree) -> Tensor:
+    return torch.cat([leaf.flatten() for leaf in tree.leaves(state)])
+
+
 def shared_of(result: gpfl.Result) -> Tensor:
-    return torch.cat([leaf.flatten() for leaf in tree.leaves(result.outcome.last.shared)])
+    return flatten(result.outcome.last.shared)
 
 
 # The same in all engines.
 
 
-@pytest.mark.parametrize("settings", [CLIENT, EXAMPLE, SMALL], ids=["client", "example", "small"])
+@pytest.mark.parametrize("settings", [CLIENT, EXAMPLE], ids=["client", "example"])
 @pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedrep"])
 def test_engines_agree(method: str, settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "accountant_version", lambda: "")  # which takes longer than the runs
-    # With seed 0 a number of GPFL lies within a rounding error of the boundary between two levels of 4 bits.
-    settings = {"client_fraction": 0.75, "drop_last": False, "seed": 1, **settings}
+    settings = {"client_fraction": 0.75, "drop_last": False, **settings}
     runs = [fit(method, engine=engine, **settings) for engine in ("loop", "vmap", "workers")]
     for other in runs[1:]:
         assert torch.allclose(shared_of(runs[0]), shared_of(other), atol=2e-5)
         assert other.summary["bytes_up"] == runs[0].summary["bytes_up"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("method", ["gpfl", "fedavg", "fedrep"])
+def test_engines_compress_alike(method: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines round differently, so an entry of an update at the boundary between two levels may get either.
+
+    Every round starts from the state of `loop`. The mean of another engine's uploads must lie between those of `loop` with all
+    updates 5e-7 lower and 5e-7 higher, which differ at such entries alone.
+    """
+    settings = {"client_fraction": 0.75, "drop_last": False, "seed": seed, **SMALL}
+    loop, *others = (fit(method, engine=engine, **settings) for engine in ("loop", "vmap", "workers"))
+    assert [other.summary["bytes_up"] for other in others] == [loop.summary["bytes_up"]] * 2
+    shared, private = loop.engine.method.init(seed)
+    private = tree.repeat(private, 4)
+    entries = at_boundary = 0
+
+    def train(run: gpfl.Result, shift: float = 0.0) -> RoundResult:
+        def transform(shared: Tree, upload: Tree, *arguments: Any) -> Tree:
+            return uploads.transform_upload(shared, tree.map_leaves(lambda leaf: leaf + shift, upload), *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gpfl.defences.defended.transform_upload", transform)
+            return run.engine.train(shared, tree.take(private, torch.tensor(clients)), clients, number)
+
+    for number in range(3):
+        clients = loop.engine.schedule.sample_clients(number, 4)
+        low, high = (flatten(train(loop, shift).mean) for shift in (-5e-7, 5e-7))
+        for other in others:
+            found = flatten(train(other).mean)
+            assert bool(((found > low - 1e-6) & (found < high + 1e-6)).all())
+        at_boundary += int((high - low > 1e-6).sum())
+        entries += len(low)
+        result = train(loop)
+        shared = loop.engine.method.aggregate(shared, result.mean)
+        tree.index_copy_(private, torch.tensor(clients), result.private)
+    assert at_boundary < entries / 500
 
 
 @pytest.mark.parametrize("settings", [EXAMPLE, CLIENT], ids=["example", "client"])
