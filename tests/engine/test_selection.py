@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +13,11 @@ from torch import nn
 
 import gpfl
 from gpfl.engine import RunSpec, limit_threads, make_engine
-from gpfl.engine.selection import select_engine
+from gpfl.engine.selection import find_vmap_error, select_engine
+from gpfl.engine.vmap import Vmap
+from gpfl.methods import METHODS
+from gpfl.methods.fedavg import FedAvg
+from gpfl.methods.gpfl import GPFL
 from gpfl.training import config as configs
 from gpfl.training.prepare import prepare
 
@@ -86,6 +91,23 @@ def test_auto_selects_the_engine_that_was_measured_fastest(
 def test_unknown_engine_raises() -> None:
     with pytest.raises(gpfl.GpflError, match=r"unknown engine 'lop'; did you mean 'loop'\?"):
         make_engine("lop", fedavg_spec(toy_federation()))
+
+
+def test_only_methods_and_nets_of_users_are_tried_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(FedAvg):
+        pass
+
+    def fail(engine: Vmap) -> None:
+        raise RuntimeError("tried")
+
+    monkeypatch.setattr(Vmap, "check_vmappable", fail)
+    spec = fedavg_spec(toy_federation())
+    for method in (*(method() for method in METHODS.values()), GPFL(valve="full"), GPFL(guidance="embeddings")):
+        bound = method.bind(spec.method.net, lr=0.01, epochs=1)
+        assert find_vmap_error(dataclasses.replace(spec, method=bound)) is None
+    own = Own().bind(spec.method.net, lr=0.01, epochs=1)
+    assert str(find_vmap_error(dataclasses.replace(spec, method=own))) == "tried"
+    assert str(find_vmap_error(fedavg_spec(toy_federation(), nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))))) == "tried"
 
 
 @pytest.fixture
