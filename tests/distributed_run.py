@@ -36,6 +36,7 @@ def main() -> None:
         metric="log_loss",
         aggregation="mean" if secure_sum or not aggregation else aggregation,
         secure_sum=secure_sum,
+        engine="loop" if aggregation else "auto",  # neither depends on the order of uploads, nor does `loop` on other clients
         seed=1,
         checkpoint_every=2,
         out=folder,
