@@ -125,7 +125,7 @@ def test_the_fix_of_a_damaged_summary_works(command: Command, folder: str) -> No
     path = Path(folder, "seed-1" if seeds else "", "summary.json")
     good = path.read_text()
     path.write_text(good[:20])
-    assert_error(command("resume", folder), "summary.json is damaged", f": delete it and gpfl resume {path.parent}")
+    assert_error(command("resume", folder), "summary.json is damaged", f": delete it, then run gpfl resume {path.parent}")
     path.unlink()
     assert command("resume", folder).code == 0
     assert path.read_text() == good

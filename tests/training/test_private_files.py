@@ -52,7 +52,7 @@ def test_a_missing_file_is_an_error_that_says_how_to_start_over(tmp_path: Path) 
     file = next((run / "private" / "round-2").iterdir())
     file.write_bytes(b"")
     assert message_of(lambda: gpfl.resume(run, federation=toy_federation())) == (
-        f"{file} is missing or damaged: remove checkpoint.safetensors beside it and gpfl resume {run} to run it again"
+        f"{file} is missing or damaged: remove checkpoint.safetensors beside it, then run gpfl resume {run} to repeat the run"
     )
 
 

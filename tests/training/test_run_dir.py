@@ -204,7 +204,7 @@ def test_summary_marks_the_run_as_finished(run_dir: RunDir) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
 def test_error_names_a_damaged_summary(run_dir: RunDir, text: str) -> None:
     (run_dir.path / "summary.json").write_text(text)
-    with pytest.raises(gpfl.GpflError, match=r"summary.json is damaged .*: delete it and gpfl resume"):
+    with pytest.raises(gpfl.GpflError, match=r"summary.json is damaged .*: delete it, then run gpfl resume"):
         run_dir.read_summary()
 
 

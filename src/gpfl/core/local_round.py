@@ -41,7 +41,7 @@ class Samples:
         return Batch(self.inputs(valid), self.y[valid], (indices >= 0).to(torch.float32))
 
     def batches(self, steps: Indices) -> Iterator[Batch]:
-        """Yield the batch of each step without its padding; an empty one, which regularisers would move, is left out."""
+        """Yield the batch of each step without its padding. Steps without samples are skipped: weight decay would still act."""
         sizes = (steps >= 0).sum(1).tolist()
         for part in torch.split(torch.from_numpy(steps).to(self.y.device), GATHERED_STEPS):
             for x, y, mask in zip(*self.batch(part), strict=True):
@@ -78,7 +78,7 @@ class Schedule:
         return sorted(int(c) for c in rng.choice(clients, size, replace=False))
 
     def plan(self, phases: Sequence[Phase], samples: Indices, round: int, client: int) -> Plan:
-        """Return the batches of a client's round. All phases shuffle alike, so adding a phase does not change the others."""
+        """Return the batches of a client's round. All phases use the same orders, so one more does not change the others."""
         epochs = max(phase.epochs for phase in phases)
         rng = generator(self.seed, self.purpose, round, client)
         orders = [rng.permutation(samples) if self.shuffle else samples for _ in range(epochs)]

@@ -68,8 +68,8 @@ class GradientResult(NamedTuple):
 
 
 GradientFunction: TypeAlias = Callable[[Net, Tree, Tree, Objective, Batch], GradientResult]
-"""Returns the gradient of an objective on a batch with respect to weights, which replace those of the same name in the state
-before them; defences replace the function."""
+"""A function of a net, a state, weights that replace those of the same name in it, an objective and a batch. It returns the
+gradient with respect to the weights. `loss_gradient` is the default; defences pass their own."""
 
 
 class StepResult(NamedTuple):
@@ -81,10 +81,12 @@ class StepResult(NamedTuple):
 
 
 Step: TypeAlias = Callable[[Tree, Tree, Batch, ClientInfo], tuple[Tree, LossTerms]]
-"""Returns the local state after a step and the terms of the objective before it, from the shared and the local state."""
+"""A function of the shared and the local state, a batch and a client. It returns the local state after a step, and the terms
+of the objective before it."""
 
 Loss: TypeAlias = Callable[[Model, Tree, Batch, ClientInfo], LossTerms]
-"""Returns the terms of the loss of a model on a batch, from the shared state; defences pass single samples as the batch."""
+"""A function of a model, the shared state, a batch and a client. It returns the terms of the loss. Defences that clip the
+gradient of each sample call it with batches of one."""
 
 
 class Phase(NamedTuple):
@@ -106,7 +108,7 @@ def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, ba
     if not runs_eagerly():
         gradient, (terms, batch_norm_stats, aux) = torch.func.grad(total, has_aux=True)(weights)
         return GradientResult(gradient, terms, batch_norm_stats, aux)
-    with torch.enable_grad():  # for one client, whose small net takes less time than torch.func.grad
+    with torch.enable_grad():  # less overhead than torch.func.grad, which takes longer than a small net
         inputs = tree.map_leaves(lambda w: w.detach().requires_grad_(), weights)
         value, outputs = total(inputs)
     if value.requires_grad:
@@ -188,7 +190,7 @@ class Method:
         return self.split_state(local_state)
 
     # The server. It sees nothing but a weighted mean of uploads, so the result of a round does not depend on whether it
-    # runs in chunks, across machines or under secure summation.
+    # runs in chunks, across machines or under secure aggregation.
 
     def aggregation_weight(self, client: ClientInfo) -> Tensor:
         """Return the client's weight in the mean of uploads, by default its number of training samples."""

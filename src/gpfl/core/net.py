@@ -30,7 +30,7 @@ INPUT_KINDS = {
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape and kind of stored samples, which keep the smallest type that holds them until a batch is made."""
+    """The shape and kind of samples. They are stored in the smallest type that holds them, and converted batch by batch."""
 
     shape: Shape
     kind: str = "floats"

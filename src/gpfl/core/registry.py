@@ -28,9 +28,9 @@ class Registry(UserDict[str, T]):
         return self.data[name]
 
     def summaries(self) -> dict[str, str]:
-        """Return a line on each object by name: the first line of a class's docstring, the `description` of another object.
+        """Return a one-line summary of each object by name: the first line of a class's docstring, or its `description`.
 
-        Objects that are not imported are described from their source.
+        The source of modules that are not imported yet is parsed instead of importing them.
         """
         return {name: self._summary(name) for name in self}
 

@@ -25,8 +25,8 @@ class FedProto(Method):
         L = CE + λ·MSE(f, c_y)
 
     The nearest prototype is the prediction; before there are any, the head predicts. Deviations from the paper, as in
-    PFLlib: prototypes are means of features seen during training (`prototypes`), and all clients weigh the same in the
-    server's mean. A class that no client sent in a round keeps its prototype.
+    PFLlib: prototypes are means of features seen during training (`prototypes`), and all clients have the same weight in
+    the server's mean. A class that no client sent in a round keeps its prototype.
     """
 
     name = "fedproto"

@@ -17,8 +17,8 @@ class FedProx(Method):
 
         L = CE(w) + μ/2 ‖w − w^t‖²
 
-    Every client is evaluated with the global model. Deviation from the paper, as in PFLlib: no client does less work than
-    others.
+    Every client is evaluated with the global model. Deviation from the paper, as in PFLlib: slow clients are not simulated, so
+    all train the same number of epochs.
     """
 
     name = "fedprox"

@@ -60,7 +60,7 @@ class GPFLVariant(FactoredGPFL):
     - `without`: the paper's ablations.
     - `cond_source="stale_local"`: the authors' code forms a round's contexts from the embeddings that the client trained in
       the round before. They are zero in round 0; a client that did not train in the last round uses the embeddings that the
-      server sent before.
+      server sent the round before.
     - `guidance="embeddings"`: the guidance losses train C, hence the contexts, and leave φ and V to the personal task.
     - Uploads of V reveal α_i. `valve_gradient="global"` stops the gradient of L^P at V, which then moves along g alone;
       `share_valve=False` keeps V private; `alpha_levels` and `alpha_noise` put coarser or noisy weights in place of α_i.

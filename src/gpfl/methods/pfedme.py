@@ -25,7 +25,7 @@ class PFedMe(Method):
         w ← (1 − β)w + β·mean(w_i)
 
     Deviations from the paper, as in PFLlib: θ_i decays by 0.001 (`theta_decay`) and is carried from batch to batch. PFLlib
-    evaluates w_i by mistake (`eval_model="local_w"`); the default here is θ_i.
+    evaluates w_i by mistake (`eval_model="local_w"`); here the default is θ_i.
     """
 
     name = "pfedme"

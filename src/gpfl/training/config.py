@@ -1,4 +1,4 @@
-"""Configs: the options of a run, from defaults, presets, files and flags; checked, and written complete."""
+"""Configs: the options of a run, merged from defaults, presets, files and flags, and validated."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -202,7 +202,7 @@ def read_config(path: Path) -> ConfigDict:
 
 
 def read_sections(path: Path) -> ConfigDict:
-    """Return the sections of a TOML file, upgraded to today's names."""
+    """Return the sections of a TOML file; keys of earlier versions are renamed."""
     content = toml.read(path)
     version = read_version(content, path)
     sections = {key: value for key, value in content.items() if key != "format_version"}
@@ -215,7 +215,7 @@ def read_sections(path: Path) -> ConfigDict:
 
 
 def resolve_config(settings: ConfigDict, *, federation: Federation | None = None, custom_net: bool = False) -> Config:
-    """Return the complete config: the settings, then the protocol's presets, the data's defaults and our own."""
+    """Return the complete config: the settings, then the protocol's presets, the data's defaults and those of the options."""
     for section in settings:
         if section not in SECTIONS:
             raise GpflError(f"unknown section '{section}'; {did_you_mean(section, SECTIONS)}")
@@ -224,7 +224,7 @@ def resolve_config(settings: ConfigDict, *, federation: Federation | None = None
     resolve_method(settings, run)
     defence = options.build(DefenceConfig, settings.get("defence", {}), "defence")
     defence.validate()
-    # Checked before the data are asked for their defaults: that reads the user's files, which may take long.
+    # Checked before the data's defaults are looked up, which reads the user's files and may take long.
     _build_train(settings.get("train", {}))
     _check_partition(settings)
     if "name" in settings.get("net", {}) and not custom_net:

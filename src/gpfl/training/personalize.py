@@ -1,4 +1,4 @@
-"""Make a model for a client that was not in training, from its own file, and measure it."""
+"""Train and evaluate a model for a client that was not in training, from its own file."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ def save(private: Tree, folder: Path) -> None:
                     file.flush()
                     os.fsync(file.fileno())
     except OSError as error:
-        raise GpflError(f"cannot write {folder}: {error.strerror or error}; make room and resume the run") from None
+        raise GpflError(f"cannot write {folder}: {error.strerror or error}; free space and resume the run") from None
 
 
 def restore(private: Tree, folder: Path, restart_hint: str) -> None:

@@ -102,7 +102,7 @@ class RunDir:
     def restart_hint(self) -> str:
         """How to run the whole run again, for error messages."""
         names = "summary.json and checkpoint.safetensors" if self.finished else "checkpoint.safetensors"
-        return f"remove {names} beside it and gpfl resume {self.path} to run it again"
+        return f"remove {names} beside it, then run gpfl resume {self.path} to repeat the run"
 
     def append_metrics(self, record: MetricsRecord) -> None:
         """Append an evaluated round to metrics.jsonl."""
@@ -115,7 +115,7 @@ class RunDir:
                 file.flush()
                 os.fsync(file.fileno())  # a checkpoint must not outlive the rounds before it
         except OSError as error:
-            raise GpflError(f"cannot write {path}: {error.strerror}; make room and gpfl resume {self.path}") from None
+            raise GpflError(f"cannot write {path}: {error.strerror}; free space, then run gpfl resume {self.path}") from None
 
     def read_metrics(self) -> list[MetricsRecord]:
         """Return the evaluated rounds; the last line may be incomplete."""
@@ -222,7 +222,7 @@ class RunDir:
     def read_summary(self) -> dict[str, object]:
         """Return the content of summary.json."""
         path = self.path / "summary.json"
-        content = files.read_json(path, f"delete it and gpfl resume {self.path} to write it again")
+        content = files.read_json(path, f"delete it, then run gpfl resume {self.path} to write it again")
         read_version(content, path)
         return {key: value for key, value in upgrade_record("summary", content).items() if key != "format_version"}
 
