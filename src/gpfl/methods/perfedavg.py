@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from gpfl.core import tree
 from gpfl.core.method import NET_PARTS, Batch, ClientInfo, LossTerms, Method, Phase
 from gpfl.core.options import BY_NET, SearchRange, option
@@ -43,11 +41,8 @@ class PerFedAvg(Method):
         first, second = Batch(*(field[:middle] for field in batch)), Batch(*(field[middle:] for field in batch))
         inner, before, _ = self.optimizer_step(shared, local_state, first, client, lr=self.alpha)
         outer, after, _ = self.optimizer_step(shared, inner, second, client, lr=self.beta)
-
-        def update(w: Tensor, w_inner: Tensor, w_outer: Tensor) -> Tensor:
-            return w + (w_outer - w_inner)
-
-        weights = tree.map_leaves(update, *(tree.pick(state, NET_PARTS) for state in (local_state, inner, outer)))
+        states = (tree.pick(state, NET_PARTS) for state in (local_state, inner, outer))
+        weights = tree.map_leaves(lambda w, w_inner, w_outer: w + (w_outer - w_inner), *states)
         return {**outer, **weights}, {"ce": before["ce"], "adapted_ce": after["ce"]}
 
     def personal_weights(self, shared: Tree, private: Tree, batch: Batch, client: ClientInfo) -> Tree:
