@@ -6,9 +6,9 @@ A case is task/method, by default all of them. The contestants run in turn, a ro
 With one thread it is the CPU time of the process, which is the time of a round on one otherwise idle core; with more
 --threads the wall clock. Under torchrun every process has its own clients, and only our engines take part. Writes NAME.json.
 
-"kernels" are the convolutions and matrix products of all steps of a round on their own, as the traced step calls them, in
-float32 and in bf16: no engine that uses them can be faster. "untraced" and "nchw" are our engine without traced steps and
-without channels-last weights.
+"kernels" are the convolutions and matrix products of all training steps of a round on their own, as the traced step calls
+them, in float32 and in bf16: no engine that uses them can be faster. They are compared with "training", our shortest round
+without its evaluation. "untraced" and "nchw" are our engine without traced steps and without channels-last weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,18 @@ LOOPS: dict[str, Callable[[Problem], PlainLoop | TightLoop]] = {"plain": PlainLo
 OURS = ("loop", "untraced", "nchw", "ours", "compiled")
 KERNELS = {"kernels": torch.float32, "kernels bf16": torch.bfloat16}
 CONTESTANTS = (*LOOPS, *OURS, *KERNELS)
+GOALS = {"fmnist": (2.0, 1.6), "cifar10": (2.0, 1.6), "digits": (8.0, 3.0), "agnews": (6.0, 3.0)}  # plain and tight loop / ours
+MAX_OVER_KERNELS = 1.25  # training / kernels
+COLUMNS = {"untraced": "untraced", "nchw": "not channels-last", "ours": "ours", "compiled": "compiled", "plain": "plain loop"}
+COLUMNS |= {"tight": "tight loop", "loop": "our `loop`", "training": "training", "kernels": "kernels"}
+COLUMNS |= {"kernels bf16": "kernels in bf16"}
+GOALS_CAPTION = f"""{{met}} of {{count}} ratios meet their goal; those in bold miss it. Rounds (training and test evaluation) of
+{CLIENTS} clients with {ROWS:,} samples in total (digits 1,797), batch size {BATCH_SIZE}; ours with or without compiled steps,
+whichever is faster. The *plain loop* is written in the manner of the usual libraries, the *tight loop* with as few calls as
+eager PyTorch allows (`benchmarks/plain_loops.py`). *Kernels* are the convolutions and matrix products of the training steps
+alone, compared with our training alone. The contestants of a case take turns in one process; of all rounds the shortest
+counts: CPU time with one thread, wall clock with two. {{machine}}, torch {{torch}}, commit {{commit}}, `{{command}}`.
+"""
 aten = torch.ops.aten
 KERNEL_CALLS = (
     *(aten.convolution.default, aten.convolution_backward.default, aten.mm.default, aten.addmm.default, aten.addmm_.default),
@@ -72,6 +84,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("cpu-rounds"))
     parser.add_argument("--threads", type=int, default=1, help="threads of torch; with more than one, the clock counts")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end of a case, after at least one repeat")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--engine", default="auto", help="engine of 'ours' and its variants")
     parser.add_argument("--only", nargs="+", default=list(CONTESTANTS), choices=CONTESTANTS)
@@ -105,15 +118,19 @@ def time_case(case: str, args: argparse.Namespace, clock_name: str) -> dict[str,
     spec = run_spec(CASES[task].federation(args.clients), CASES[task].net, method)
     clock = time.process_time if clock_name == "CPU time" else time.perf_counter
     rounds: dict[str, Callable[[], object]] = {}
+    training: list[float] = []
     engine_name = ""
     for name in args.only:
         if name in LOOPS:
             rounds[name] = LOOPS[name](problem(spec)).run_round
         elif name in OURS and (engine := make_contestant(name, spec, args.engine)):
-            rounds[name] = round_function(engine, spec)
+            rounds[name] = round_function(engine, spec, clock, training if name in ("ours", "compiled") else [])
             engine_name = engine.name if name != "loop" else engine_name
     times: dict[str, list[float]] = {name: [] for name in rounds}
+    end = float("inf")
     for repeat in range(args.repeats + 1):
+        if repeat > 1 and process_group().broadcast(time.perf_counter() > end):
+            break
         for name, run in list(rounds.items()):
             start = clock()
             try:
@@ -124,7 +141,10 @@ def time_case(case: str, args: argparse.Namespace, clock_name: str) -> dict[str,
                 continue
             if repeat:  # the first round traces and allocates
                 times[name].append(clock() - start)
-    seconds = {name: min(each) for name, each in times.items()}
+        if repeat == 0:
+            training.clear()
+            end = time.perf_counter() + args.seconds
+    seconds = {name: min(each) for name, each in times.items()} | ({"training": min(training)} if training else {})
     steps = sum(max(1, len(shard.train) // BATCH_SIZE) for shard in spec.federation.shards)
     if set(KERNELS) & set(args.only):
         seconds |= kernel_seconds(spec, steps, args, clock)
@@ -200,17 +220,25 @@ def run_spec(federation: gpfl.Federation, net: Any, method: str, **train: object
     return prepare(resolve_config(sections, federation=federation), federation)[1]
 
 
-def round_function(engine: Engine, spec: RunSpec) -> Callable[[], float]:
-    """Return the function that runs the next round of an engine with its evaluation, and returns its accuracy."""
+def round_function(
+    engine: Engine, spec: RunSpec, clock: Callable[[], float] = time.perf_counter, training: list[float] | None = None
+) -> Callable[[], float]:
+    """Return the function that runs the next round of an engine with its evaluation, and returns its accuracy.
+
+    It appends the seconds of the round without its evaluation to `training`.
+    """
     shared, private = spec.method.init(0)
     clients, cohort, round_ = list(engine.local_clients), range(len(spec.federation)), 0
     private = tree.take(engine.initial_private(private), torch.tensor(clients))
 
     def run() -> float:
         nonlocal shared, private, round_
+        start = clock()
         with limit_threads(spec):
             result = engine.train_round(TrainRequest(shared, private, clients, round_, spec.schedule, cohort, spec.method))
             shared, private, round_ = spec.method.aggregate(shared, result.mean), result.private, round_ + 1
+            if training is not None:
+                training.append(clock() - start)
             return engine.evaluate_clients(EvalRequest(shared, private, clients, round_, "test")).accuracy
 
     return run
@@ -236,53 +264,62 @@ def problem(spec: RunSpec) -> Problem:
     )
 
 
-def row(case: str, result: dict[str, Any]) -> str:
-    seconds = result["seconds"]
-    ours = [seconds[name] for name in ("ours", "compiled") if name in seconds]
-    cells = [milliseconds(seconds, name) for name in ("ours", "compiled")]
-    for name in ("plain", "tight", "loop"):
-        ratios = " / ".join(f"{seconds[name] / each:.2f}" for each in ours) if name in seconds else ""
-        cells.append(f"{milliseconds(seconds, name)} ({ratios})" if ratios else milliseconds(seconds, name))
+def goals_page(results: list[dict[str, Any]]) -> str:
+    """Return the table of the ratios that have a goal, a column for each number of threads, and the number that meet it."""
+    threads = [result["machine"].split(", ")[-1] for result in results]
+    met = count = 0
+    rows = []
+    for case in dict.fromkeys(case for result in results for case in result["cases"]):
+        task, cells = case.split("/")[0], [case]
+        limits = [*(f"≥ {goal:g}" for goal in GOALS[task]), f"≤ {MAX_OVER_KERNELS}"]
+        for index, limit in enumerate(limits):
+            ratios = [goal_ratios(result["cases"][case]["seconds"])[index] for result in results if case in result["cases"]]
+            if not any(ratios):
+                cells += ["–"] * (1 + len(results))
+                continue
+            cells.append(limit)
+            for ratio in ratios:
+                reached = ratio is not None and (ratio >= GOALS[task][index] if index < 2 else ratio <= MAX_OVER_KERNELS)
+                count, met = count + (ratio is not None), met + reached
+                cells.append("–" if ratio is None else f"{ratio:.2f}" if reached else f"**{ratio:.2f}**")
+        rows.append(f"| {' | '.join(cells)} |")
+    heads = [f"{name}: goal | {' | '.join(threads)}" for name in ("plain loop / ours", "tight loop / ours", "ours / kernels")]
+    lines = [
+        GOALS_CAPTION.format(met=met, count=count, **{**results[0], "machine": results[0]["machine"].split(", ")[0]}),
+        f"| case | {' | '.join(heads)} |",
+        f"| --- {'| ---: ' * len(heads) * (1 + len(results))}|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def goal_ratios(seconds: dict[str, float]) -> list[float | None]:
+    """Return the times of the plain and the tight loop in ours, and our training in its kernels; None where not timed."""
+    ours = min((seconds[name] for name in ("ours", "compiled") if name in seconds), default=None)
+    ratios = [seconds[name] / ours if ours and name in seconds else None for name in LOOPS]
+    return [*ratios, seconds["training"] / seconds["kernels"] if {"training", "kernels"} <= set(seconds) else None]
+
+
+def rounds_page(result: dict[str, Any]) -> str:
+    """Return the table of the milliseconds of a round, a column for each contestant that was timed."""
+    names = [name for name in COLUMNS if any(name in case["seconds"] for case in result["cases"].values())]
+    lines = [
+        f"**{result['machine']}, {result['clock']}**",
+        "",
+        f"| case | engine | {' | '.join(COLUMNS[name] for name in names)} |",
+        f"| --- | --- {'| ---: ' * len(names)}|",
+        *[row(case, values, names) for case, values in result["cases"].items()],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def row(case: str, result: dict[str, Any], names: Sequence[str] = tuple(COLUMNS)) -> str:
+    cells = [milliseconds(result["seconds"], name) for name in names]
     return f"| {case} | {result['engine']} | {' | '.join(cells)} |"
-
-
-def ablation_row(case: str, result: dict[str, Any]) -> str:
-    seconds = result["seconds"]
-    cells = [milliseconds(seconds, name) for name in ("untraced", "nchw", "ours", "compiled", *KERNELS)]
-    return f"| {case} | {' | '.join(cells)} |"
 
 
 def milliseconds(seconds: dict[str, float], name: str) -> str:
     return f"{seconds[name] * 1e3:.{0 if seconds[name] > 0.05 else 1}f}" if name in seconds else "–"
-
-
-def page(results: dict[str, Any]) -> str:
-    cases = results["cases"].items()
-    lines = [
-        f"# Rounds beside hand-written loops: {results['machine']}",
-        "",
-        f"Milliseconds of a round (training and test evaluation): {results.get('clients', CLIENTS)} clients, {ROWS:,} samples",
-        f"in total (digits 1,797), batch size {BATCH_SIZE}: {results['clock']}, the shortest of all repeats. In brackets: how",
-        "many times as long as ours without and with compiled steps. The *plain loop* is written in the manner of the usual",
-        "libraries, the *tight loop* with as few calls as eager PyTorch allows (both in `benchmarks/plain_loops.py`).",
-        f"torch {results['torch']}, commit {results['commit']}, `{results['command']}`.",
-        "",
-        "| case | engine | ours | compiled | plain loop | tight loop | our `loop` |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-        *[row(case, result) for case, result in cases],
-    ]
-    if any("untraced" in result["seconds"] for _, result in cases):
-        lines += [
-            "",
-            "What each step of the engine gains, in the same run: each column adds one to that before it, *traced* steps,",
-            "*channels-last* weights and *compiled* steps. *Kernels* are the convolutions and matrix products of the round's",
-            "training steps on their own: with them, no engine can be faster.",
-            "",
-            "| case | untraced | traced | channels-last | compiled | kernels | kernels in bf16 |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-            *[ablation_row(case, result) for case, result in cases],
-        ]
-    return "\n".join(lines) + "\n"
 
 
 def growth_page(results: list[dict[str, Any]]) -> str:

@@ -4,47 +4,65 @@
 
 Lanes of two cores run side by side, as many as the machine has; with --one-after-another there is one. A lane starts no
 command when the time is up; `cpu.py` writes its file after every case, so a measurement that is stopped keeps what it has.
+At the end the files of all lanes are merged into one each for the rounds of one thread, of two threads and of two processes,
+the growth, the start-up and the curves.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 BENCHMARKS = Path("benchmarks")  # commands are recorded as they are run, in the root of the repository
-GROWTH = [(clients, name) for clients in (20, 100, 500) for name in ("plain", "compiled")]
-RESULTS = "rounds", "growth", "startup", "curves"
+GROWTH = [(clients, name) for clients in (20, 100, 500) for name in ("plain", "ours", "compiled")]
+MERGED = {f"rounds/cpu-{kind}": f"rounds-{kind}-*" for kind in ("1-thread", "2-threads", "2-processes")}
+MERGED |= {"growth/cpu": "growth-*", "startup/cpu": "startup-*", "curves/cpu": "curves"}
 
 
-def lanes(out: Path, old: Path | None) -> list[list[list[str]]]:
-    """Return the commands of each lane: those that are compared with each other are in one."""
-    cpu, rounds = "cpu.py", out / "rounds"
-    tasks = ["fmnist", "cifar10"], ["digits", "agnews"]  # large and small nets
-    cases = [[f"{task}/{method}" for method in ("gpfl", "fedavg") for task in each] for each in tasks]
-    engines = ["--only", "ours", "compiled", "--repeats", "6"]
-    growth = [cpu, "even/gpfl", "--threads", "2", "--repeats", "2"]
+def lanes(out: Path, old: list[str], seconds: int) -> list[list[list[str]]]:
+    """Return the commands of each lane: those that are compared with each other are in one.
+
+    Args:
+        out: The folder of their files.
+        old: The options of `startup.py` for an older checkout; none leaves it out.
+        seconds: The time of a case of large nets.
+    """
+    cpu = "cpu.py"
+    large = [[f"{task}/{method}" for method in ("gpfl", "fedavg")] for task in ("fmnist", "cifar10")]
+    small = [f"{task}/{method}" for task in ("digits", "agnews") for method in ("gpfl", "fedavg")]
+    budget = ["--repeats", "100", "--seconds"]
     processes = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(BENCHMARKS / cpu)]
+    two = ["--threads", "2"]
     return [
-        [[cpu, *cases[0], "--repeats", "3", "--out", f"{rounds / 'cpu-1-thread-cnn'}"]],
-        [[cpu, *cases[0], "--repeats", "4", "--threads", "2", "--out", f"{rounds / 'cpu-2-threads-cnn'}"]],
+        *([[cpu, *cases, *budget, f"{seconds}", "--out", f"{out}/rounds-1-thread-{i}"]] for i, cases in enumerate(large)),
+        *(
+            [[cpu, *cases, *two, *budget, f"{seconds}", "--out", f"{out}/rounds-2-threads-{i}"]]
+            for i, cases in enumerate(large)
+        ),
         [
-            [cpu, *cases[1], "--repeats", "8", "--out", f"{rounds / 'cpu-1-thread-small'}"],
-            [cpu, *cases[1], "--repeats", "8", "--threads", "2", "--out", f"{rounds / 'cpu-2-threads-small'}"],
-            [*processes, *cases[0], *engines, "--out", f"{rounds / 'cpu-2-processes'}"],
+            [cpu, *small, *budget, f"{seconds // 8}", "--out", f"{out}/rounds-1-thread-small"],
+            [cpu, *small, *two, *budget, f"{seconds // 8}", "--out", f"{out}/rounds-2-threads-small"],
+            *(
+                [*processes, *cases, "--only", "ours", *budget, f"{seconds // 8}", "--out", f"{out}/rounds-2-processes-{i}"]
+                for i, cases in enumerate([*large, small])
+            ),
         ],
         [
-            [*growth, "--clients", f"{n}", "--only", name, "--out", f"{out / 'growth' / f'cpu-{n}-{name}'}"]
+            [cpu, "even/gpfl", *two, *f"--clients {n} --only {name} --repeats 3 --out {out}/growth-{n}-{name}".split()]
             for n, name in GROWTH
         ],
         [
-            ["startup.py", "--out", f"{out / 'startup' / 'new'}"],
-            *([["startup.py", "--source", f"{old}", "--out", f"{out / 'startup' / 'before'}"]] if old else []),
-            ["curve.py", "--out", f"{out / 'curves' / 'cpu'}"],
+            *([["startup.py", *old, "--out", f"{out}/startup-before"]] if old else []),
+            ["startup.py", "--out", f"{out}/startup-now"],
+            ["curve.py", "--out", f"{out}/curves"],
         ],
     ]
 
@@ -53,19 +71,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=BENCHMARKS / "results")
     parser.add_argument("--old-source", type=Path, help="the src folder of an older checkout, whose start-up is timed as well")
+    parser.add_argument("--old-commit", default="unknown")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--one-after-another", action="store_true")
     args = parser.parse_args()
-    for folder in RESULTS:
-        (args.out / folder).mkdir(parents=True, exist_ok=True)
+    old = ["--source", f"{args.old_source}", "--commit", args.old_commit] if args.old_source else []
     deadline = time.monotonic() + 60 * args.minutes
     cores = sorted(os.sched_getaffinity(0))
     pairs = [cores[i : i + 2] for i in range(0, len(cores) - 1, 2)] or [cores]
-    work = lanes(args.out, args.old_source)
-    if args.one_after_another or len(pairs) < len(work):
-        work = [[command for lane in work for command in lane]]
-    with ThreadPoolExecutor(len(work)) as pool:
-        list(pool.map(lambda lane: run_lane(*lane, deadline), zip(work, pairs, strict=False)))
+    with tempfile.TemporaryDirectory() as parts:
+        work = lanes(Path(parts), old, round(60 * args.minutes / 3.6))
+        if args.one_after_another or len(pairs) < len(work):
+            work = [[command for lane in work for command in lane]]
+        with ThreadPoolExecutor(len(work)) as pool:
+            list(pool.map(lambda lane: run_lane(*lane, deadline), zip(work, pairs, strict=False)))
+        merge(Path(parts), args.out)
 
 
 def run_lane(commands: list[list[str]], cores: list[int], deadline: float) -> None:
@@ -81,10 +101,26 @@ def run_lane(commands: list[list[str]], cores: list[int], deadline: float) -> No
         tasks = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, *arguments]
         try:
             done = subprocess.run(tasks, env=environment, capture_output=True, text=True, timeout=left, check=False)
-            state, output = f"exit code {done.returncode}", done.stdout + (done.stderr[-2000:] if done.returncode else "")
+            state, output = f"exit code {done.returncode}", done.stdout + done.stderr[-2000:]
         except subprocess.TimeoutExpired:
             state, output = "stopped: the time is up", ""
         print(f"{' '.join(command)}\n{output}{state}, {time.monotonic() - start:.0f} s on cores {cores}\n", flush=True)
+
+
+def merge(parts: Path, out: Path) -> None:
+    """Write the files of the lanes, merged, with the command of the suite for rounds."""
+    command = shlex.join(["python", *sys.argv])
+    for name, pattern in MERGED.items():
+        files = sorted(parts.glob(f"{pattern}.json"), key=lambda path: path.stat().st_mtime)
+        results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        if not results:
+            continue
+        merged: object = results if name.startswith(("growth", "startup")) else results[0]
+        if name.startswith("rounds"):
+            merged = {**results[0], "command": command, "cases": {k: v for each in results for k, v in each["cases"].items()}}
+        path = (out / name).with_suffix(".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(merged, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
