@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import Command
@@ -26,7 +27,20 @@ def test_list_of_one_kind_has_nothing_else(command: Command) -> None:
     assert re.findall(r"^ {0,2}(\w+)", result.out, re.M) == ["nets", *NETS]
 
 
-HEAVY = {"torch", "numpy", "scipy", "sklearn", "polars", "matplotlib"}
+NOT_FOR_A_RUN = {
+    "scipy",
+    "sklearn",
+    "polars",
+    "matplotlib",
+    "PIL",
+    "pooch",
+    "jinja2",
+    "pandas",
+    "flwr",
+    "gpfl.privacy",
+    "gpfl.deploy",
+}
+HEAVY = {"torch", "numpy", *NOT_FOR_A_RUN}
 START = """
 import sys
 from gpfl.cli import main
@@ -43,3 +57,11 @@ def test_help_and_lists_do_not_import_torch(arguments: str) -> None:
     printed, modules = result.stdout.split("imported:")
     assert printed.strip()
     assert HEAVY & set(modules.split()) == set()
+
+
+def test_run_imports_only_what_it_needs(tmp_path: Path) -> None:
+    arguments = ["run", "--data", "digits", "--rounds", "20", "--out", str(tmp_path / "run")]  # enough steps to be traced
+    result = subprocess.run([sys.executable, "-c", START, *arguments], capture_output=True, text=True, check=True)
+    modules = result.stdout.split("imported:")[1].split()
+    assert {"gpfl.engine.compiler.program", "torch.fx.experimental.proxy_tensor"} <= set(modules)
+    assert NOT_FOR_A_RUN & set(modules) == set()

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from gpfl.core.local_round import Indices
 from gpfl.core.options import option
@@ -61,6 +59,9 @@ def _read_split(members: zipfile.ZipFile, split: str) -> tuple[npt.NDArray[Any],
 
 def find_recordings(x: npt.NDArray[np.float32], subjects: Indices) -> Indices:
     """Return the index of each window's recording: consecutive windows of a recording overlap by half."""
+    from scipy.sparse import coo_array  # takes 0.1 s, which runs on other data need not wait
+    from scipy.sparse.csgraph import connected_components
+
     signals = np.ascontiguousarray(x[:, RAW_CHANNELS].transpose(0, 2, 1))  # (windows, steps, channels)
     known: dict[tuple[int, bytes], int] = {}
     halves = [

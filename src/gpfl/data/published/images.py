@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from gpfl.data.published import archive
 from gpfl.data.published.dataset import PublishedDataset
@@ -144,6 +143,8 @@ def parse_tiny(paths: Mapping[str, Path]) -> Table:
 
 
 def _read_image(members: zipfile.ZipFile, name: str) -> npt.NDArray[np.uint8]:
+    from PIL import Image  # takes 0.1 s, which runs on other data need not wait
+
     content = archive.read_zip_member(members, name, TINY_MAX_BYTES)
     with archive.report_damage(f"{name} in {members.filename}"), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
         if image.size != (64, 64):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -128,7 +129,8 @@ class Program:
             buffers.update({name: to_channels_last(buffers[name], stacked) for name, stacked in weights.items()})
         state, fixed = ({name: buffers[name] for name in part} for part in (self.state, self.fixed))
         leaves = pytree.tree_leaves((state, fixed))
-        with warnings.catch_warnings():
+        shapes = FakeTensorMode(allow_fallback_kernels=True)  # make_fx else makes one for each operation: twice the time
+        with warnings.catch_warnings(), tracing(TracingContext(shapes)):
             warnings.simplefilter("ignore")
             try:
                 module = make_fx(flat, decomposition_table=table, _error_on_data_dependent_ops=True)(*leaves)
