@@ -8,7 +8,8 @@ With one thread it is the CPU time of the process, which is the time of a round 
 
 "kernels" are the convolutions and matrix products of all training steps of a round on their own, as the traced step calls
 them, in float32 and in bf16: no engine that uses them can be faster. They are compared with "training", our shortest round
-without its evaluation. "untraced" and "nchw" are our engine without traced steps and without channels-last weights.
+without its evaluation. "untraced" and "nchw" are our engine without traced steps and without channels-last weights; "bf16" is
+our engine in bf16.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tasks import TASKS, Task, agnews, images
 
 import gpfl
 from gpfl.core import tree
-from gpfl.engine import RunSpec, limit_threads, make_engine
+from gpfl.engine import RunSpec, limit_threads, make_engine, matmul_precision
 from gpfl.engine.allocator import retain_freed_memory
 from gpfl.engine.base import Engine, EvalRequest, TrainRequest
 from gpfl.engine.compiler.program import Program
@@ -41,6 +42,7 @@ from gpfl.engine.workers import Workers, num_threads
 from gpfl.errors import GpflError
 from gpfl.io.provenance import current_commit
 from gpfl.training.config import ConfigDict, resolve_config
+from gpfl.training.devices import cpu_has_bf16
 from gpfl.training.prepare import prepare
 
 CLIENTS, ROWS, BATCH_SIZE = 20, 5_000, 10
@@ -54,14 +56,14 @@ CASES = {
     "agnews": Task(lambda: agnews(ROWS), TASKS["agnews"].net, TASKS["agnews"].partition),
 }
 LOOPS: dict[str, Callable[[Problem], PlainLoop | TightLoop]] = {"plain": PlainLoop, "tight": TightLoop}
-OURS = ("loop", "untraced", "nchw", "ours", "compiled")
+OURS = ("loop", "untraced", "nchw", "ours", "compiled", "bf16")
 KERNELS = {"kernels": torch.float32, "kernels bf16": torch.bfloat16}
 CONTESTANTS = (*LOOPS, *OURS, *KERNELS)
 GOALS = {"fmnist": (2.0, 1.6), "cifar10": (2.0, 1.6), "digits": (8.0, 3.0), "agnews": (6.0, 3.0)}  # plain and tight loop / ours
 MAX_OVER_KERNELS = 1.25  # training / kernels
-COLUMNS = {"untraced": "untraced", "nchw": "not channels-last", "ours": "ours", "compiled": "compiled", "plain": "plain loop"}
-COLUMNS |= {"tight": "tight loop", "loop": "our `loop`", "training": "training", "kernels": "kernels"}
-COLUMNS |= {"kernels bf16": "kernels in bf16"}
+COLUMNS = {"untraced": "untraced", "nchw": "not channels-last", "ours": "ours", "compiled": "compiled", "bf16": "ours in bf16"}
+COLUMNS |= {"plain": "plain loop", "tight": "tight loop", "loop": "our `loop`"}
+COLUMNS |= {"training": "training", "kernels": "kernels", "kernels bf16": "kernels in bf16"}
 GOALS_CAPTION = f"""{{met}} of {{count}} ratios meet their goal; those in bold miss it. Rounds (training and test evaluation) of
 {CLIENTS} clients with {ROWS:,} samples in total (digits 1,797), batch size {BATCH_SIZE}; ours with or without compiled steps,
 whichever is faster. The *plain loop* is written in the manner of the usual libraries, the *tight loop* with as few calls as
@@ -124,7 +126,8 @@ def time_case(case: str, args: argparse.Namespace, clock_name: str) -> dict[str,
         if name in LOOPS:
             rounds[name] = LOOPS[name](problem(spec)).run_round
         elif name in OURS and (engine := make_contestant(name, spec, args.engine)):
-            rounds[name] = round_function(engine, spec, clock, training if name in ("ours", "compiled") else [])
+            precise = dataclasses.replace(spec, precision="bf16" if name == "bf16" else "float32")
+            rounds[name] = round_function(engine, precise, clock, training if name in ("ours", "compiled") else [])
             engine_name = engine.name if name != "loop" else engine_name
     times: dict[str, list[float]] = {name: [] for name in rounds}
     end = float("inf")
@@ -152,7 +155,9 @@ def time_case(case: str, args: argparse.Namespace, clock_name: str) -> dict[str,
 
 
 def make_contestant(name: str, spec: RunSpec, engine_name: str) -> Engine | None:
-    """Return the engine of a contestant; None where it would be the same as another."""
+    """Return the engine of a contestant; None where it would be the same as another or the CPU cannot run it."""
+    if name == "bf16" and not cpu_has_bf16():
+        return None
     spec = dataclasses.replace(spec, compile="on" if name == "compiled" else "off")
     engine = make_engine("loop" if name == "loop" else engine_name, spec)
     if name == "untraced":
@@ -234,7 +239,7 @@ def round_function(
     def run() -> float:
         nonlocal shared, private, round_
         start = clock()
-        with limit_threads(spec):
+        with limit_threads(spec), matmul_precision(spec.precision):
             result = engine.train_round(TrainRequest(shared, private, clients, round_, spec.schedule, cohort, spec.method))
             shared, private, round_ = spec.method.aggregate(shared, result.mean), result.private, round_ + 1
             if training is not None:

@@ -51,7 +51,17 @@ def lanes(out: Path, old: list[str], seconds: int) -> list[list[list[str]]]:
             [cpu, *small, *budget, f"{seconds // 8}", "--out", f"{out}/rounds-1-thread-small"],
             [cpu, *small, *two, *budget, f"{seconds // 8}", "--out", f"{out}/rounds-2-threads-small"],
             *(
-                [*processes, *cases, "--only", "ours", *budget, f"{seconds // 8}", "--out", f"{out}/rounds-2-processes-{i}"]
+                [
+                    *processes,
+                    *cases,
+                    "--only",
+                    "ours",
+                    "compiled",
+                    *budget,
+                    f"{seconds // 8}",
+                    "--out",
+                    f"{out}/rounds-2-processes-{i}",
+                ]
                 for i, cases in enumerate([*large, small])
             ),
         ],

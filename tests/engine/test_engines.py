@@ -19,6 +19,7 @@ from gpfl.core import tree
 from gpfl.core.local_round import Schedule
 from gpfl.core.method import Method
 from gpfl.core.net import Net
+from gpfl.core.precision import matmul_precision
 from gpfl.core.tree import Tree
 from gpfl.data.columns import ColumnSchema, RawColumns, Schema
 from gpfl.engine import ENGINES, RunSpec, workers
@@ -221,6 +222,22 @@ def test_embeddings_match_the_loop(method: str, engine: str) -> None:
 @fast_engines
 def test_convolutions_match_the_loop(engine: str) -> None:
     assert_matches_loop(engine, METHODS["fedrep"](), conv_net, epochs=2)
+
+
+@fast_engines
+@pytest.mark.parametrize(
+    ("method", "net"), [("gpfl", "linear"), ("gpfl", "conv"), ("fedphp", "batch norm"), ("fedavg", "text")]
+)
+def test_bf16_on_a_cpu_agrees_with_the_loop_repeats_and_is_close_to_float32(method: str, net: str, engine: str) -> None:
+    exact = Run(make("loop", METHODS[method](), NETS[net])).flat
+    with matmul_precision("bf16"):
+        loop, first, second = (Run(make(name, METHODS[method](), NETS[net])).flat for name in ("loop", engine, engine))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_close(first, loop, limit=0.02)
+    assert_close(loop, exact, limit=0.05)
+    weights = [name for name in exact if name.startswith("shared/")]
+    assert all(loop[name].dtype == exact[name].dtype for name in exact)
+    assert max(float((loop[name] - exact[name]).abs().max()) for name in weights) > 1e-5  # the products were rounded
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpfl.core import module_checks as checks
 from gpfl.core import tree
 from gpfl.core.module_checks import Parts, batch_norm_buffers, make_template, trainable_parameters
 from gpfl.core.options import Value
+from gpfl.core.precision import net_autocast
 from gpfl.core.randomness import fork_rng
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
@@ -176,8 +177,9 @@ class Model:
             statistics = tree.map_leaves(lambda value: value + zero, statistics)
             self.batch_norm_stats[part] = statistics
         state.update(statistics)  # type: ignore[arg-type]
-        out: Tensor = functional_call(self.net.module(part, training=self.training), state, (x,))
-        return out
+        with net_autocast(x.device) as rounded:
+            out: Tensor = functional_call(self.net.module(part, training=self.training), state, (x,))
+        return out.float() if rounded else out
 
 
 def _weights_of(parts: Parts) -> Tree:

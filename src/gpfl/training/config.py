@@ -49,7 +49,7 @@ class RunOptions:
     )
     precision: str = option(
         "float32",
-        "precision of matrix products and convolutions; tf32 and bf16 need a GPU",
+        "precision of matrix products and convolutions; tf32 needs a GPU, bf16 a GPU or a CPU with AVX512-BF16 or AMX",
         choices=("float32", "tf32", "bf16"),
     )
     compile: str = option(

@@ -26,9 +26,18 @@ def find_device(name: str, precision: str = "float32") -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise GpflError(f"run.device is '{name}', which cannot be used here: {str(error).splitlines()[0]}") from None
-    if precision != "float32" and device.type != "cuda":
+    if precision == "bf16" and device.type == "cpu":
+        if not cpu_has_bf16():
+            raise GpflError("run.precision is 'bf16', which needs a GPU, or a CPU with AVX512-BF16 or AMX: leave it out")
+    elif precision != "float32" and device.type != "cuda":
         raise GpflError(f"run.precision is '{precision}', which needs a GPU; run.device is '{device}': leave it out")
     return device
+
+
+def cpu_has_bf16() -> bool:
+    """Return whether the CPU computes with bf16; on others torch emulates it, slower than float32."""
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
 
 
 def device_name(device: torch.device) -> str:
