@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
 
 from gpfl.core import tree
 from gpfl.core.local_round import Indices, Samples
@@ -139,12 +140,12 @@ class Vmap(Engine):
         """Run a phase for all clients of a store; return their local state and the sums of their loss terms."""
         lengths = [len(steps) for steps in batches]
         packing = pack(lengths, self._slot_count(lengths))
-        program = self._step_program(phase, store, packing, batches[0].shape[1])
+        plan = torch.from_numpy(packing.plan(batches)).to(self.device)
+        program = self._step_program(phase, store, packing, plan)
         if store.rounds is None:
             tree.copy_(program.fixed["shared"], store.shared)
         terms = {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}
         store.start["terms"] = store.end["terms"] = terms
-        plan = torch.from_numpy(packing.plan(batches)).to(self.device)
         swaps = SlotSwaps(packing, self.device)
         segment = program.fixed["plan"].shape[1]
         times = sorted({*swaps.times, *range(0, packing.steps, segment), packing.steps})
@@ -176,9 +177,9 @@ class Vmap(Engine):
             self._slot_counts[n_trials] = fastest_slot_count(chunk, range(1, min(self.max_slots, len(chunk)) + 1))
         return self._slot_counts[n_trials]
 
-    def _step_program(self, phase: int, store: ClientStore, packing: Packing, batch_size: int) -> Program:
+    def _step_program(self, phase: int, store: ClientStore, packing: Packing, plan: Tensor) -> Program:
         """Return the program of a phase's step for the slots of a packing; it is made once and reused."""
-        width, concurrent = len(packing.slots), store.rounds is not None
+        (width, n_steps, batch_size), concurrent = plan.shape, store.rounds is not None
         key = (phase, width, batch_size, concurrent, *tree.branch(store.shared, "hyperparameters"))
         if key not in self._programs:
             table = self.federation.table
@@ -192,7 +193,7 @@ class Vmap(Engine):
 
             # A plan of all clients has the same length in every round; others differ.
             constant = len(packing.lengths) == width == len(self.federation)
-            steps = min(SEGMENT, packing.steps) if constant else SEGMENT
+            steps = min(SEGMENT, n_steps) if constant else SEGMENT
             state = {
                 "local_state": empty_slots(store.start["local_state"], width),
                 "terms": {},
@@ -201,7 +202,7 @@ class Vmap(Engine):
             fixed = {
                 "shared": empty_slots(store.shared, width) if concurrent else tree.clone(store.shared),
                 "client": ClientInfo(*(field.clone() for field in self.client_info([0] * width, 0))),
-                "plan": torch.zeros(width, steps, batch_size, dtype=torch.int64, device=self.device),
+                "plan": F.pad(plan[:, :steps], (0, 0, 0, max(0, steps - n_steps))),  # real samples, for steps that are timed
                 "x": table.x,
                 "y": table.y,
             }

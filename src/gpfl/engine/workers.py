@@ -107,10 +107,13 @@ class Workers(Engine):
             return [[None] * self.n_workers for _ in self._phases]
         out: list[Programs] = []
         for index, phase in enumerate(self._phases):
-            width = plans[0][index].shape[1]
+            first_batch = torch.from_numpy(plans[0][index][0])
+            width = len(first_batch)
             if (index, width) not in self._programs:
                 with num_threads(1):  # for which code is compiled
-                    first = self._program(phase, shared, tree.take(private, 0), info.select(0), width, calls // self.n_workers)
+                    first = self._program(
+                        phase, shared, tree.take(private, 0), info.select(0), first_batch, calls // self.n_workers
+                    )
                 clones = [first.clone(("shared", "x", "y")) for _ in range(self.n_workers - 1)]
                 self._programs[index, width] = [first, *clones] if first.traced else [None] * self.n_workers
             by_worker = self._programs[index, width]
@@ -119,7 +122,7 @@ class Workers(Engine):
             out.append(by_worker)
         return out
 
-    def _program(self, phase: Phase, shared: Tree, private: Tree, client: ClientInfo, width: int, calls: int) -> Program:
+    def _program(self, phase: Phase, shared: Tree, private: Tree, client: ClientInfo, indices: Tensor, calls: int) -> Program:
         table = self.federation.table
 
         def advance(state: Buffers, fixed: Buffers) -> Buffers:
@@ -131,7 +134,7 @@ class Workers(Engine):
         fixed = {
             "shared": tree.clone(shared),
             "client": ClientInfo(*(field.clone() for field in client)),
-            "indices": torch.zeros(width, dtype=torch.int64),
+            "indices": indices.clone(),
             "x": table.x,
             "y": table.y,
         }

@@ -54,7 +54,8 @@ class RunOptions:
     )
     compile: str = option(
         "auto",
-        "compile training steps: half a minute on a GPU, about 10 s on a CPU with a C++ compiler; auto = only for long runs",
+        "compile training steps: half a minute on a GPU, about 10 s on a CPU with a C++ compiler; auto = only for long runs, "
+        "on a CPU only where it was measured to be faster",
         choices=("auto", "on", "off"),
     )
     device: str = option("auto", "device to train on: auto, cpu, cuda, cuda:N or mps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -189,28 +190,73 @@ def test_operations_that_cannot_be_captured_are_called_one_by_one(monkeypatch: p
 class Compiler:
     """A stand-in for torch's compiler that counts its calls."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.calls, self.error = 0, error
+    def __init__(self) -> None:
+        self.calls = 0
+        self.error: Exception | None = None
+        self.results: list[object] = []
 
     def __call__(self, module: fx.GraphModule, examples: list[Tensor], options: dict[str, object]) -> fx.GraphModule:
         self.calls += 1
         if self.error:
             raise self.error
+        self.results.append(module)
         return module
 
 
-@pytest.mark.parametrize(("calls", "compiled"), [(10**7, 1), (10, 0)])
-def test_program_on_a_cpu_is_compiled_if_its_calls_pay_for_it(
-    calls: int, compiled: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
+    """Count the steps that are compiled; times are stored in an empty folder."""
     compiler = Compiler()
     monkeypatch.setattr("torch._inductor.compile", compiler)
-    Program(advance, state(), fixed(), compiled=True, calls=calls)
-    assert compiler.calls == compiled
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "cache"))
+    return compiler
 
 
-def test_program_runs_uncompiled_on_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.compile", Compiler(RuntimeError("No working C++ compiler found\nmore")))
+def fake_times(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    monkeypatch.setattr(Program, "_time_forms", lambda *_: list(seconds))
+
+
+@pytest.mark.parametrize(("compiled_seconds", "compiled"), [(1e-3, True), (3e-3, False)])
+def test_steps_are_timed_by_the_first_run_and_compiled_where_that_is_faster(
+    compiled_seconds: float, compiled: bool, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_times(monkeypatch, 2e-3, compiled_seconds)
+    first = Program(advance, state(), fixed(), compiled=True, calls=10**7)
+    fake_times(monkeypatch)  # a second measurement would fail
+    second = Program(advance, state(), fixed(), compiled=True, calls=10**7)
+    assert compiler.calls == 1 + compiled  # the first run measures both forms
+    for program in (first, second):
+        assert (program._run in compiler.results) == compiled
+
+
+def test_stored_times_do_not_change_runs_that_are_too_short_to_be_timed(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_times(monkeypatch, 2.0, 1e-3)
+    Program(advance, state(), fixed(), compiled=True, calls=10**7)
+    Program(advance, state(), fixed(), compiled=True, calls=10)
+    assert compiler.calls == 1
+
+
+def test_steps_stay_uncompiled_where_times_cannot_be_stored(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GPFL_CACHE", str(tmp_path / "file"))
+    program = Program(advance, state(), fixed(), compiled=True, calls=10**7)
+    assert program._run not in compiler.results
+
+
+def test_timing_leaves_the_state_as_it_is() -> None:
+    program = Program(advance, state(), fixed())
+    times = program._time_forms(program._run, program._run)
+    assert len(times) == 2
+    assert min(times) > 0
+    assert_equal(program.state, state())
+
+
+def test_program_runs_uncompiled_on_a_cpu_without_a_compiler(compiler: Compiler) -> None:
+    compiler.error = RuntimeError("No working C++ compiler found\nmore")
     program, expected = Program(advance, state(), fixed(), compiled=True, calls=10**9), advance(state(), fixed())
     program()
     assert_equal(program.state, expected)

@@ -5,6 +5,7 @@ in place. On a GPU the graph is captured as a CUDA graph, which is replayed with
 """
 
 import copy
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from gpfl.core.randomness import box_muller
+from gpfl.engine.compiler import step_times
 from gpfl.engine.compiler.convolution import DECOMPOSITIONS
 from gpfl.engine.compiler.ghost_clipping import apply_ghost_clipping
 from gpfl.engine.compiler.matmul_passes import expand_outer_products, use_skinny_kernel
@@ -35,14 +37,16 @@ COMPILE_OPTIONS: dict[str, Any] = {"shape_padding": False, "triton.autotune_poin
 CPU_COMPILE_OPTIONS: dict[str, Any] = {"compile_threads": 1}
 """No pool of processes: to start them takes longer than to compile a step."""
 
+TIMED_CALLS = 15  # of each form of a step, of which the fastest counts
+
 
 class Program:
     """A function of state and fixed buffers that returns the new state; a call writes it into the state's memory."""
 
     matmul_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where stacked convolutions are run as matrix products
     capture_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where programs are captured as graphs
-    min_operations_to_compile: ClassVar[int] = 5_000_000
-    """Operations of all calls from which compiling pays on a CPU: it saves 2 to 3 µs of each and takes 5 to 15 s."""
+    min_operations_to_time: ClassVar[int] = 5_000_000
+    """Operations of all calls from which compiling can pay on a CPU: it saves up to 3 µs of each and takes 5 to 15 s."""
 
     def __init__(
         self,
@@ -58,8 +62,8 @@ class Program:
     ) -> None:
         """Trace the function on the buffers; without `traced`, or where it cannot be traced, it runs as it is.
 
-        `compiled` compiles the traced operations, on a CPU if that pays for this number of `calls`; with `compile_required`
-        they are compiled in any case, and it is an error if they cannot be.
+        `compiled` compiles the traced operations, on a CPU if the times measured on this machine say that it pays for this
+        number of `calls`; with `compile_required` they are compiled in any case, and it is an error if they cannot be.
         `weights` names the buffers that hold weights and says whether those of many clients are stacked: their memory
         format may change.
         """
@@ -145,39 +149,83 @@ class Program:
         eliminate_no_ops(module.graph)
         eliminate_common_subexpressions(module.graph)
         apply_ghost_clipping(module.graph)
-        kernels = has_kernels(self.device)
-        if kernels:
+        if has_kernels(self.device):
             use_skinny_kernel(module.graph)
-        on_cpu = self.device.type not in (*self.matmul_devices, *self.capture_devices)
-        if on_cpu:
-            pays = required or calls * len(module.graph.nodes) >= self.min_operations_to_compile
-            compiled = compiled and pays and self.device.type == "cpu"
-        write_back(module.graph, self._n_state, compiled, kernels)
-        if compiled and not on_cpu:
+        if self.device.type in (*self.matmul_devices, *self.capture_devices):
+            return self._write_back(module, compiled)
+        if not compiled or self.device.type != "cpu":
+            return self._write_back(module)
+        if required:
+            try:
+                return self._compile_for_cpu(module)
+            except (RuntimeError, OSError) as error:
+                raise _compile_error(self.device, error) from error
+        return self._faster_form(module, calls)
+
+    def _write_back(self, module: fx.GraphModule, compiled: bool = False) -> fx.GraphModule:
+        """Make the operations end by writing the results into the memory of the state, in the form that is compiled or not."""
+        write_back(module.graph, self._n_state, compiled, has_kernels(self.device))
+        if compiled:
             expand_outer_products(module.graph)
         module.graph.lint()
         module.recompile()
-        return self._compile_for_cpu(module, required) if compiled and on_cpu else module
+        return module
 
-    def _compile_for_cpu(self, module: fx.GraphModule, required: bool) -> Callable[..., object]:
+    # Compiling for a CPU.
+
+    def _faster_form(self, module: fx.GraphModule, calls: int) -> Callable[..., object]:
+        """Return the operations compiled if that pays for this number of calls by the times stored on this machine.
+
+        The first run that is long enough measures and stores them, and decides by what is stored, like all later runs: runs
+        on one machine agree to the bit.
+        """
+        uncompiled = self._write_back(copy.deepcopy(module))
+        if calls * len(module.graph.nodes) < self.min_operations_to_time:
+            return uncompiled
+        path = step_times.path_of(module.graph)
+        times = step_times.load(path)
+        compiled: Callable[..., object] | None = None
+        if times is None:
+            try:
+                start = time.perf_counter()
+                compiled = self._compile_for_cpu(module)
+                compiling = time.perf_counter() - start
+            except (RuntimeError, OSError):  # no compiler on the machine, or an operation it does not support
+                return uncompiled
+            times = step_times.store(path, step_times.StepTimes(*self._time_forms(uncompiled, compiled), compiling))
+        if times is None or not times.compiling_pays(calls):
+            return uncompiled
+        return compiled or self._compile_for_cpu(module)
+
+    def _time_forms(self, *forms: Callable[..., object]) -> list[float]:
+        """Return the fastest of several calls of each form, in seconds; the state stays as it is."""
+        state = self._leaves[: self._n_state]
+        before = [leaf.clone() for leaf in state]
+        times: list[list[float]] = [[] for _ in forms]
+        with torch.no_grad():
+            for _ in range(TIMED_CALLS):
+                for form, seconds in zip(forms, times, strict=True):
+                    start = time.perf_counter()
+                    form(*self._leaves)
+                    seconds.append(time.perf_counter() - start)
+                    for leaf, value in zip(state, before, strict=True):
+                        leaf.copy_(value)
+        return [min(seconds) for seconds in times]
+
+    def _compile_for_cpu(self, module: fx.GraphModule) -> Callable[..., object]:
         """Return the compiled operations, without the checks of shapes that `torch.compile` makes at every call."""
         from torch.fx.experimental.symbolic_shapes import ShapeEnv  # imports sympy, which takes long
 
         # Fake tensors of fixed shapes, without those of the trace, let the compiler use its cache on disk.
         mode = FakeTensorMode(shape_env=ShapeEnv())
         examples: list[Any] = [mode.from_tensor(leaf, static_shapes=True) for leaf in self._leaves]
-        graph = copy.deepcopy(module)
-        for node in graph.graph.nodes:
+        module = self._write_back(module, compiled=True)
+        for node in module.graph.nodes:
             node.meta.clear()
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                compiled: Callable[..., object] = torch._inductor.compile(graph, examples, options=CPU_COMPILE_OPTIONS)
-                return compiled
-        except (RuntimeError, OSError) as error:  # no compiler on the machine, or an operation it does not support
-            if required:
-                raise _compile_error(self.device, error) from error
-            return module
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled: Callable[..., object] = torch._inductor.compile(module, examples, options=CPU_COMPILE_OPTIONS)
+        return compiled
 
     # CUDA graphs.
 
