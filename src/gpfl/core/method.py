@@ -5,7 +5,7 @@ The defaults of `Method` are FedAvg; a method overrides only where it differs.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import ClassVar, NamedTuple, Self, TypeAlias
@@ -112,12 +112,23 @@ def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, ba
         inputs = tree.map_leaves(lambda w: w.detach().requires_grad_(), weights)
         value, outputs = total(inputs)
     if value.requires_grad:
-        gradients = iter(torch.autograd.grad(value, list(tree.leaves(inputs)), materialize_grads=True))
+        gradients = iter(unshare(torch.autograd.grad(value, list(tree.leaves(inputs)), materialize_grads=True)))
         gradient = tree.map_leaves(lambda _: next(gradients), inputs)
     else:  # no weight has an effect
         gradient = tree.map_leaves(torch.zeros_like, weights)
     terms, batch_norm_stats, aux = (tree.map_leaves(torch.detach, output) for output in outputs)  # type: ignore[arg-type]
     return GradientResult(gradient, terms, batch_norm_stats, aux)  # type: ignore[arg-type]
+
+
+def unshare(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors that can be overwritten: copies of those in memory of others, or with entries in the same memory."""
+    memory: set[int] = set()
+    out = []
+    for t in tensors:
+        shared = 0 in t.stride() or t.untyped_storage().data_ptr() in memory
+        out.append(t.clone(memory_format=torch.contiguous_format) if shared else t)
+        memory.add(t.untyped_storage().data_ptr())
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,11 +273,12 @@ class Method:
 
         weights = tree.pick(state, parts)
         gradient, terms, batch_norm_stats, aux = self._setup.gradient(self.net, state, weights, objective, batch)
+        owned = self._setup.gradient is loss_gradient  # a defence may keep its gradient
         updated: Tree = {}
         for part in weights:
             decay = (weight_decay or {}).get(part)
             updated[part] = tree.map_leaves(
-                lambda w, g, decay=decay: sgd_step(w, g if decay is None else g + decay * w, rate),
+                lambda w, g, decay=decay: sgd_step(w, g if decay is None else g + decay * w, rate, overwrite=owned),
                 tree.branch(weights, part),
                 tree.branch(gradient, part),
             )
@@ -322,10 +334,10 @@ class Method:
         return self._setup.batch_norm
 
 
-def sgd_step(weights: Tensor, gradient: Tensor, rate: float) -> Tensor:
-    """Return weights − rate × gradient."""
-    if runs_eagerly():
-        return torch.sub(weights, gradient, alpha=rate)  # in one pass over memory
+def sgd_step(weights: Tensor, gradient: Tensor, rate: float, *, overwrite: bool = False) -> Tensor:
+    """Return weights − rate × gradient, which may overwrite the gradient."""
+    if runs_eagerly():  # in one pass, and over two tensors in memory instead of three
+        return torch.sub(weights, gradient, alpha=rate, out=gradient if overwrite else None)
     return weights - rate * gradient  # traced steps are recognised by this form, and the rate may be a tensor
 
 
