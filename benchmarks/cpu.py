@@ -8,8 +8,8 @@ With one thread it is the CPU time of the process, which is the time of a round 
 
 "kernels" are the convolutions and matrix products of all training steps of a round on their own, as the traced step calls
 them, in float32 and in bf16: no engine that uses them can be faster. They are compared with "training", our shortest round
-without its evaluation. "untraced" and "nchw" are our engine without traced steps and without channels-last weights; "bf16" is
-our engine in bf16.
+without its evaluation. "untraced" and "nchw" are our engine without traced steps and without channels-last weights; "unfused"
+is it with compiled steps that leave the weight updates of linear layers to libraries, "bf16" is our engine in bf16.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from machine import cpu_name, peak_memory
@@ -56,12 +57,19 @@ CASES = {
     "agnews": Task(lambda: agnews(ROWS), TASKS["agnews"].net, TASKS["agnews"].partition),
 }
 LOOPS: dict[str, Callable[[Problem], PlainLoop | TightLoop]] = {"plain": PlainLoop, "tight": TightLoop}
-OURS = ("loop", "untraced", "nchw", "ours", "compiled", "bf16")
+OURS = ("loop", "untraced", "nchw", "ours", "unfused", "compiled", "bf16")
 KERNELS = {"kernels": torch.float32, "kernels bf16": torch.bfloat16}
 CONTESTANTS = (*LOOPS, *OURS, *KERNELS)
 GOALS = {"fmnist": (2.0, 1.6), "cifar10": (2.0, 1.6), "digits": (8.0, 3.0), "agnews": (6.0, 3.0)}  # plain and tight loop / ours
 MAX_OVER_KERNELS = 1.25  # training / kernels
-COLUMNS = {"untraced": "untraced", "nchw": "not channels-last", "ours": "ours", "compiled": "compiled", "bf16": "ours in bf16"}
+COLUMNS = {
+    "untraced": "untraced",
+    "nchw": "not channels-last",
+    "ours": "ours",
+    "unfused": "compiled, not fused",
+    "compiled": "compiled",
+    "bf16": "ours in bf16",
+}
 COLUMNS |= {"plain": "plain loop", "tight": "tight loop", "loop": "our `loop`"}
 COLUMNS |= {"training": "training", "kernels": "kernels", "kernels bf16": "kernels in bf16"}
 GOALS_CAPTION = f"""{{met}} of {{count}} ratios meet their goal; those in bold miss it. Rounds (training and test evaluation) of
@@ -129,6 +137,9 @@ def time_case(case: str, args: argparse.Namespace, clock_name: str) -> dict[str,
             precise = dataclasses.replace(spec, precision="bf16" if name == "bf16" else "float32")
             rounds[name] = round_function(engine, precise, clock, training if name in ("ours", "compiled") else [])
             engine_name = engine.name if name != "loop" else engine_name
+            if name == "unfused":
+                with patch("gpfl.engine.compiler.program.expand_outer_products", lambda graph: None):
+                    rounds[name]()  # compiles
     times: dict[str, list[float]] = {name: [] for name in rounds}
     end = float("inf")
     for repeat in range(args.repeats + 1):
@@ -158,7 +169,7 @@ def make_contestant(name: str, spec: RunSpec, engine_name: str) -> Engine | None
     """Return the engine of a contestant; None where it would be the same as another or the CPU cannot run it."""
     if name == "bf16" and not cpu_has_bf16():
         return None
-    spec = dataclasses.replace(spec, compile="on" if name == "compiled" else "off")
+    spec = dataclasses.replace(spec, compile="on" if name in ("unfused", "compiled") else "off")
     engine = make_engine("loop" if name == "loop" else engine_name, spec)
     if name == "untraced":
         engine.min_calls_to_trace = 10**9  # type: ignore[attr-defined]
