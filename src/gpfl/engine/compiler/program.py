@@ -192,7 +192,8 @@ class Program:
                 compiling = time.perf_counter() - start
             except (RuntimeError, OSError):  # no compiler on the machine, or an operation it does not support
                 return uncompiled
-            times = step_times.store(path, step_times.StepTimes(*self._time_forms(uncompiled, compiled), compiling))
+            plain, fused = self._time_forms(uncompiled, compiled)
+            times = step_times.store(path, step_times.StepTimes(plain, fused, compiling))
         if times is None or not times.compiling_pays(calls):
             return uncompiled
         return compiled or self._compile_for_cpu(module)
