@@ -21,13 +21,18 @@ import numpy as np
 import torch
 from cpu import images
 from machine import cpu_name, peak_memory
-from tasks import TASKS, Task
+from tasks import TASKS, VOCABULARY, Task
 
 import gpfl
 from gpfl.core import tree
+from gpfl.core.method import ClientInfo
+from gpfl.defences import upload_bytes
 from gpfl.engine import RunSpec, limit_threads, make_engine
 from gpfl.engine.allocator import retain_freed_memory
 from gpfl.io.provenance import current_commit
+from gpfl.methods.fedper import FedPer
+from gpfl.methods.gpfl import GPFL
+from gpfl.models.architectures import CNN4, HARCNN, FastText, net_from_architecture
 from gpfl.training.config import ConfigDict, resolve_config
 from gpfl.training.prepare import prepare
 
@@ -48,19 +53,26 @@ CASES: dict[str, tuple[Task, int, float | None]] = {  # clients, and the goal fo
     ),
     "MLP, digits": (Task(TASKS["digits"].table, WIDE, TASKS["digits"].partition), 6, 1.6),
 }  # fmt: skip
+EXTRA = ("bytes", "memory")
 METHODS: dict[str, dict[str, object]] = {
     "FedPer": {"name": "fedper"},
     "full": {"name": "gpfl", "valve": "full"},
     "factored": {"name": "gpfl", "valve": "factored"},
 }
 ENGINES = ("loop", "auto")
+FORMS = ("full", "low_rank", "factors")  # of uploads
+UPLOADS = {  # by net: shape of the samples, or vocabulary, and number of classes
+    "cnn4": ((3, 32, 32), 100),
+    "harcnn": ((9, 1, 128), 6),
+    "fasttext": (VOCABULARY, 4),
+}
 MANY = 500
 MEMORY = {"cnn4": {"name": "cnn4"}, "MLP of width 1664": WIDE}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=[*CASES, "memory"], metavar="CASE", help=", ".join([*CASES, "memory"]))
+    parser.add_argument("cases", nargs="*", default=[*CASES, *EXTRA], metavar="CASE", help=", ".join([*CASES, *EXTRA]))
     parser.add_argument("--out", type=Path, default=Path("valve"))
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
@@ -71,7 +83,9 @@ def main() -> None:
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"cases": {}, "memory": {}}
     results |= {"machine": cpu_name(), "torch": torch.__version__, "command": f"python benchmarks/valve.py --out {args.out}"}
     for case in args.cases:
-        if case == "memory":
+        if case == "bytes":
+            results["bytes"] = {net: count_upload_bytes(net) for net in UPLOADS}
+        elif case == "memory":
             jobs = [(net, method) for net in MEMORY for method in METHODS]
             results["memory"] = {f"{net}/{method}": measure_in_process(net, method) for net, method in jobs}
         elif case not in results["cases"]:
@@ -118,6 +132,22 @@ def time_case(case: str, engine_name: str, repeats: int) -> dict[str, object]:
     }
 
 
+def count_upload_bytes(name: str) -> dict[str, int]:
+    """Return the bytes that a client of FedPer sends in a round, and of GPFL with each form of the valve."""
+    shape, classes = UPLOADS[name]
+    if isinstance(shape, int):
+        net = net_from_architecture(FastText(vocabulary=shape), name, torch.zeros(2, 8, dtype=torch.int64), classes)
+    else:
+        net = net_from_architecture({"cnn4": CNN4, "harcnn": HARCNN}[name](), name, torch.zeros(2, *shape), classes)
+    client = ClientInfo(torch.tensor(float(classes)), torch.ones(classes), *torch.zeros(3))
+    sizes = {}
+    for form, method in {"FedPer": FedPer(), **{form: GPFL(valve_upload=form) for form in FORMS}}.items():
+        bound = method.bind(net, lr=0.005, epochs=1)
+        shared, private = bound.init(0)
+        sizes[form] = upload_bytes(bound, bound.upload(shared, bound.download(shared, private, client), private, client)[0])
+    return {"width": net.width, "classes": classes, **sizes}
+
+
 def measure_in_process(net: str, method: str) -> int:
     """Return the peak memory of a process of its own that trains a round of many clients with `vmap`."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -161,6 +191,19 @@ def rows(results: dict[str, Any]) -> list[str]:
             full, factored = (timed["round_s"][name] / timed["round_s"]["FedPer"] for name in ("full", "factored"))
             ratios = f"{full:.2f} × | **{factored:.2f} ×** | {f'{goal:.2f} ×' if goal else '–'}"
             lines.append(f"| {case} | {timed['width']} | `{timed['engine']}` | {steps} | {ratios} |")
+    if "bytes" in results:
+        lines += [
+            "",
+            "Bytes that a client sends in a round:",
+            "",
+            "| net | K | U | FedPer | GPFL, `full` | `low_rank` | `factors` (counted) | valve alone |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        for net, sizes in results["bytes"].items():
+            cells = " | ".join(f"{sizes[form]:,}" for form in ("FedPer", *FORMS))
+            full = 4 * (2 * sizes["width"] ** 2 + 6 * sizes["width"])
+            valves = ", ".join(f"{full - sizes['full'] + sizes[form]:,}" for form in FORMS)
+            lines.append(f"| {net} | {sizes['width']} | {sizes['classes']} | {cells} | {valves} |")
     if results["memory"]:
         lines += [
             "",

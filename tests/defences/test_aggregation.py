@@ -212,6 +212,11 @@ REFUSED = {
     "few": ({"secure_sum": True, "client_fraction": 0.4}, {}, "a secure sum needs 3 clients in each round"),
     "bits": ({"secure_sum": True}, {"defence": {"bits": 8}}, "uploads cannot be compressed"),
     "factors": ({"secure_sum": True}, {"method": {"name": "gpfl", "valve_upload": "factors"}}, "uploads cannot be compressed"),
+    "low rank": (
+        {"aggregation": "median"},
+        {"method": {"name": "gpfl", "valve_upload": "low_rank"}},
+        "compares the entries of V",
+    ),
 }
 
 

@@ -40,6 +40,7 @@ def test_deployed_equals_simulated(method: str, tmp_path: Path) -> None:
     "sections",
     [
         {"method": {"name": "gpfl", "cond_source": "stale_local"}},
+        {"method": {"name": "gpfl", "valve_upload": "low_rank"}},
         {"train": {"client_fraction": 0.5, "rounds": 3}},
         {"defence": {"clip": 1.0, "noise": 0.5}},
         {"defence": {"clip": 1.0, "bits": 8}},
@@ -48,7 +49,7 @@ def test_deployed_equals_simulated(method: str, tmp_path: Path) -> None:
         {"train": {"aggregation": "krum", "krum_byzantine": 0}},
         {"defence": {"example_clip": 1.0, "example_noise": 0.5}, "method": {"name": "fedavg"}},
     ],
-    ids=["stale", "sampled", "noise", "bits", "median", "trimmed", "krum", "examples"],
+    ids=["stale", "low rank", "sampled", "noise", "bits", "median", "trimmed", "krum", "examples"],
 )
 def test_deployed_equals_simulated_with_options(sections: Sections, tmp_path: Path) -> None:
     train = {"rounds": 2, "lr": 0.05, **sections.get("train", {})}

@@ -111,9 +111,13 @@ def spy(workers: list[Worker], change: Callable[[int, RoundRequest, bytes], Answ
     return connect
 
 
-@pytest.mark.parametrize("method", ["gpfl", "fedproto"])
-def test_secure_sums_are_the_simulated_ones_to_the_bit_and_plain_means_to_the_step(method: str, tmp_path: Path) -> None:
-    config = {"method": {"name": method}}
+@pytest.mark.parametrize(
+    "method", [{"name": "gpfl"}, {"name": "gpfl", "valve_upload": "low_rank"}, {"name": "fedproto"}], ids=str
+)
+def test_secure_sums_are_the_simulated_ones_to_the_bit_and_plain_means_to_the_step(
+    method: dict[str, object], tmp_path: Path
+) -> None:
+    config = {"method": method}
     card = d.make(tmp_path, config, {}, secure_sum=True)
     sent: list[dict[str, torch.Tensor]] = []
 

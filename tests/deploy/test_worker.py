@@ -160,6 +160,25 @@ def test_the_policy_of_a_site_refuses_whatever_the_coordinator_asks(rule: str, t
 
 
 @pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize(("form", "sent"), [("full", "weight"), ("low_rank", "coefficients")])
+def test_keys_of_the_policy_name_the_form_of_the_valve_that_may_leave(form: str, sent: str, tmp_path: Path) -> None:
+    other = {"weight": "coefficients", "coefficients": "weight"}[sent]
+    for allowed in (sent, other):
+        folder = tmp_path / allowed
+        folder.mkdir()
+        keys_ = ["base/*", "gce/*", "cov/*.bias", "cov/*.norm.weight", "cov/scale", f"cov/*.linear.{allowed}"]
+        d.make(folder, {"method": {"name": "gpfl", "valve_upload": form}}, {**d.POLICY, "keys": keys_})
+        log: list[str] = []
+        workers = d.make_workers(folder, log.append)
+        if allowed == sent:
+            assert run_coordinator(folder / "d" / "coordinator", d.connect_directly(workers)).last.round == 2
+            continue
+        with pytest.raises(GpflError, match=r"the site's policy refuses it \(keys\)"):
+            run_coordinator(folder / "d" / "coordinator", d.connect_directly(workers))
+        assert any(f"'cov/gamma.linear.{sent}' would leave" in line for line in log)
+
+
+@pytest.mark.usefixtures("nodes")
 def test_a_policy_holds_from_the_moment_it_is_written(tmp_path: Path) -> None:
     d.make(tmp_path)
     workers = d.make_workers(tmp_path)

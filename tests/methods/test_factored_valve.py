@@ -22,9 +22,10 @@ from gpfl.defences import DefenceConfig, defend, upload_bytes
 from gpfl.defences.per_example import PerExampleGradient
 from gpfl.engine import ENGINES, RunSpec
 from gpfl.engine.distributed import ProcessGroup
+from gpfl.engine.guard import Guard, update_norm
 from gpfl.engine.sharded import Sharded
 from gpfl.errors import GpflError
-from gpfl.methods.factored_valve import BRANCHES, build_valve, encode_valve, encoded_bytes
+from gpfl.methods.factored_valve import build_valve, encode_valve, encoded_bytes
 from gpfl.methods.gpfl import GPFL
 from gpfl.models.architectures import CNN4, HARCNN, MLP, FastText, net_from_architecture
 
@@ -86,8 +87,9 @@ def run_rounds(method: GPFL, case: Case, lr: float = 0.05, rounds: int = 1) -> l
             x = x.double() if x.is_floating_point() else x
             local_state, _ = bound.step(shared, local_state, Batch(x, y, torch.ones(len(x))), client)
         sent, private = bound.upload(shared, local_state, private, client)
+        decoded = bound.decode_upload(shared, sent)
         shared = bound.aggregate(shared, sent)
-        results.append((sent, private))
+        results.append((decoded, private))
     return results
 
 
@@ -96,11 +98,15 @@ def difference(a: Tree, b: Tree) -> float:
 
 
 def assert_same_rounds(options: dict[str, object], case: Case, lr: float = 0.05, rounds: int = 1) -> None:
-    runs = [run_rounds(GPFL(**options, valve=valve), case, lr, rounds) for valve in ("factored", "full")]  # type: ignore[arg-type]
-    for factored, full in zip(*runs, strict=True):
-        for a, b in zip(factored, full, strict=True):
-            assert tree.is_finite(b)
-            assert difference(a, b) < LIMIT
+    """Assert that all ways to train and to send V give the same rounds."""
+    expected = run_rounds(GPFL(**options, valve="full"), case, lr, rounds)  # type: ignore[arg-type]
+    is_encodable = options.get("cond_source") != "stale_local" and case.net.width > CLASSES
+    for valve_upload in ("full", *(("low_rank",) if is_encodable else ())):
+        method = GPFL(**options, valve="factored", valve_upload=valve_upload)  # type: ignore[arg-type]
+        for actual, full in zip(run_rounds(method, case, lr, rounds), expected, strict=True):
+            for a, b in zip(actual, full, strict=True):
+                assert tree.is_finite(b)
+                assert difference(a, b) < LIMIT
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -124,7 +130,24 @@ def test_random_widths_batches_steps_rates_and_decays_give_the_full_valve(seed: 
     x = torch.randn((steps, batch, 5), generator=torch.Generator().manual_seed(seed))
     case = Case(net_from_architecture(MLP(hidden=(width,)), "mlp", torch.randn(2, 5), CLASSES), x)
     reg = str(rng.choice(["wd", "norm"]))
-    assert_same_rounds({"lam": 0.02, "mu": mu, "reg": reg}, case, lr)
+    scale = str(rng.choice(["sum", "mean"]))
+    assert_same_rounds({"lam": 0.02, "mu": mu, "reg": reg, "p_scale": scale}, case, lr)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"valve_gradient": "global"},
+        {"valve_gradient": "global", "without": ("pci",)},
+        {"guidance": "embeddings"},
+        {"alpha_levels": 1},
+        {"alpha_noise": 0.1},
+        {"p_scale": "mean", "alpha_levels": 4},
+    ],
+    ids=str,
+)
+def test_variants_train_and_send_the_full_valve(options: dict[str, object]) -> None:
+    assert_same_rounds({"lam": 0.01, "mu": 0.1, **options}, make_case("mlp", 20), rounds=2)
 
 
 def make_engine(name: str, method: GPFL) -> gpfl.engine.Engine:
@@ -153,14 +176,15 @@ def full_rounds() -> tuple[Tree, Tree]:
     return train_rounds(make_engine("loop", GPFL(lam=0.01, mu=0.1, valve="full")))
 
 
+@pytest.mark.parametrize("upload", ["full", "low_rank"])
 @pytest.mark.parametrize("engine", [*ENGINES, "sharded"])
 def test_every_engine_trains_the_factored_valve_as_the_loop_trains_the_full_one(
-    engine: str, float64: None, monkeypatch: pytest.MonkeyPatch
+    engine: str, upload: str, float64: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine in ("vmap", "workers"):
         monkeypatch.setattr(ENGINES[engine], "min_calls_to_trace", 0)
     expected = full_rounds()
-    actual = train_rounds(make_engine(engine, GPFL(lam=0.01, mu=0.1, valve="factored")))
+    actual = train_rounds(make_engine(engine, GPFL(lam=0.01, mu=0.1, valve="factored", valve_upload=upload)))
     for a, b in zip(actual, expected, strict=True):
         assert all(leaf.dtype == torch.float64 for leaf in tree.leaves(a))
         assert difference(a, b) < LIMIT
@@ -193,32 +217,6 @@ def test_per_example_gradients_of_a_factored_valve_are_an_error() -> None:
     clipped = method.replace(gradient=PerExampleGradient(torch.zeros(2), bound=1.0, std=0.0))
     with pytest.raises(GpflError, match="use 'auto' or 'full'"):
         clipped.step(shared, local_state, Batch(case.x[0], torch.zeros(4, dtype=torch.int64), torch.ones(4)), client)
-
-
-def test_a_mean_of_valves_is_a_linear_function_of_matrices_as_wide_as_there_are_classes() -> None:
-    """With M = A 1ᵀ/U + B αᵀ, V = d V₀ + M Ĉ, and so is the mean of several with those of d and M."""
-    case, counts = make_case("mlp", steps=20), [[5.0, 3.0, 0.0], [1.0, 1.0, 6.0]]
-    method = GPFL(lam=0.01, mu=0.1).bind(case.net, lr=0.05, epochs=1)
-    shared, private = (tree.map_leaves(lambda t: t.double(), state) for state in method.init(0))
-    embeddings, sent = tree.leaf(tree.branch(shared, "gce"), "weight"), tree.branch(shared, "cov")
-    valves, scales, mixes = [], [], []
-    for each in counts:
-        labels, one = torch.tensor(each).double(), torch.ones(()).double()
-        client = ClientInfo(labels.sum(), labels, one, one)
-        state = method.download(shared, private, client)
-        for step, x in enumerate(case.x):
-            batch = Batch(x.double(), (torch.arange(len(x)) + step) % CLASSES, torch.ones(len(x)))
-            state, _ = method.step(shared, state, batch, client)
-        valves.append(tree.branch(method.upload(shared, state, private, client)[0], "cov"))
-        weights = torch.stack([torch.full_like(labels, 1 / CLASSES), labels / labels.sum()])  # of g and p_i in Ĉ
-        factors = tree.leaf(tree.branch(state, "cov"), "factors")  # (branches, contexts, width)
-        mixes.append(factors.transpose(1, 2) @ weights)
-        scales.append(tree.leaf(tree.branch(state, "valve"), "scale"))
-    scale, mix = sum(scales) / 2, sum(mixes) / 2
-    for i, branch in enumerate(BRANCHES):
-        name = f"{branch}.linear.weight"
-        mean = (tree.leaf(valves[0], name) + tree.leaf(valves[1], name)) / 2
-        assert float((scale * tree.leaf(sent, name) + mix[i] @ embeddings - mean).abs().max()) < LIMIT
 
 
 # Uploads as factors.
@@ -255,3 +253,91 @@ def test_factors_of_a_valve_trained_on_the_global_route_hold_no_personal_context
     cov, valve, contexts = (tree.branch(state, part) for part in ("cov", "valve", "context"))
     code = encode_valve(cov, valve, contexts, method.n_trained_contexts)
     assert torch.equal(tree.leaf(code, "contexts"), tree.leaf(contexts, "g")[None])
+
+
+# Uploads of low rank.
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, CLASSES),
+        ({"p_scale": "mean", "reg": "norm"}, CLASSES),
+        ({"valve_gradient": "global"}, 1),
+        ({"without": ("pci",)}, 2),
+        ({"without": ("gce",)}, 2),
+    ],
+    ids=str,
+)
+def test_the_mean_of_encoded_uploads_is_that_of_full_ones(options: dict[str, object], rows: int) -> None:
+    """With clients of other class counts, weights and numbers of steps, hence other d."""
+    case, means, sizes = make_case("mlp", steps=20), [], []
+    for valve_upload in ("low_rank", "full"):
+        method = GPFL(lam=0.01, mu=0.1, valve_upload=valve_upload, **options).bind(case.net, lr=0.05, epochs=1)  # type: ignore[arg-type]
+        shared, private = (tree.map_leaves(lambda t: t.double(), state) for state in method.init(0))
+        uploads = []
+        for counts, steps in (([5.0, 3.0, 0.0], 20), ([1.0, 1.0, 6.0], 7), ([0.0, 0.0, 4.0], 11)):
+            client = ClientInfo(*(torch.tensor(v).double() for v in (sum(counts), counts, 0.0, 1.0)))
+            state = method.download(shared, private, client)
+            for step, x in enumerate(case.x[:steps]):
+                batch = Batch(x.double(), (torch.arange(len(x)) + step) % CLASSES, torch.ones(len(x)))
+                state, _ = method.step(shared, state, batch, client)
+            uploads.append(method.upload(shared, state, private, client)[0])
+        mean = tree.map_leaves(lambda a, b, c: 0.5 * a + 0.3 * b + 0.2 * c, *uploads)
+        sizes.append(upload_bytes(method, mean))
+        assert sizes[-1] == tree.count_bytes(mean)
+        means.append(method.aggregate(shared, mean))
+    assert means[0].keys() == means[1].keys()
+    assert difference(means[0], means[1]) < LIMIT
+    width, number = case.net.width, torch.float64.itemsize
+    assert sizes[1] - sizes[0] == number * (2 * width * (width - rows) - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"valve": "full"}, "method.valve 'full' trains V entry by entry"),
+        ({"cond_source": "stale_local"}, "embeddings that the server does not have"),
+        ({"cond_source": "stale_local", "valve_gradient": "global"}, "embeddings that the server does not have"),
+    ],
+)
+def test_a_valve_that_cannot_be_encoded_is_an_error(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(GpflError, match=f"'low_rank', but .*{reason}"):
+        GPFL(valve_upload="low_rank", **options).bind(make_case("mlp").net, lr=0.1, epochs=1)  # type: ignore[arg-type]
+
+
+def test_an_encoding_that_is_not_smaller_is_an_error() -> None:
+    net = net_from_architecture(MLP(hidden=(CLASSES,)), "mlp", torch.randn(2, 5), CLASSES)
+    with pytest.raises(GpflError, match="no smaller with 3 classes and features of width 3: set"):
+        GPFL(valve_upload="low_rank").bind(net, lr=0.1, epochs=1)
+    GPFL(valve_upload="low_rank", valve_gradient="global").bind(net, lr=0.1, epochs=1)  # one column in place of three
+
+
+@pytest.mark.parametrize("options", [{"without": ("cov",)}, {"share_valve": False}], ids=str)
+def test_without_a_valve_in_uploads_its_form_has_no_effect(options: dict[str, object]) -> None:
+    runs = [gpfl.fit("gpfl", toy_federation(), rounds=1, seed=3, valve_upload=form, **options) for form in ("full", "low_rank")]
+    assert runs[0].summary["bytes_up"] == runs[1].summary["bytes_up"]
+    assert difference(runs[0].outcome.last.shared, runs[1].outcome.last.shared) == 0
+
+
+@pytest.mark.parametrize("defence", [{"clip": 1.0}, {"bits": 8}, {"top_k": 0.1}, {"example_clip": 1.0}], ids=str)
+def test_defences_need_the_entries_of_the_valve(defence: dict[str, float]) -> None:
+    method = GPFL(valve_upload="low_rank").bind(make_case("mlp").net, lr=0.1, epochs=1)
+    with pytest.raises(GpflError, match="act on the entries of V: set it to 'full'"):
+        defend(method, DefenceConfig(**defence), seed=0, min_clients=1)  # type: ignore[arg-type]
+
+
+def test_the_norm_of_an_encoded_update_is_that_of_the_full_one() -> None:
+    case, norms = make_case("mlp", steps=10), []
+    client = ClientInfo(*(torch.tensor(v) for v in (8.0, [5.0, 3.0, 0.0], 0.0, 1.0)))
+    for valve_upload in ("full", "low_rank"):
+        method = GPFL(valve_upload=valve_upload).bind(case.net, lr=0.05, epochs=1)
+        shared, private = method.init(0)
+        state = method.download(shared, private, client)
+        for x in case.x:
+            state, _ = method.step(shared, state, Batch(x, torch.arange(len(x)) % 2, torch.ones(len(x))), client)
+        upload, _ = method.upload(shared, state, private, client)
+        norms.append(update_norm(tree.flatten(upload), tree.flatten(shared), method))
+        guard = Guard(tree.flatten(upload), method, max_norm_ratio=1.5)
+        assert not guard.find_faults(dict.fromkeys(range(3), tree.flatten(upload)), tree.flatten(shared))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)

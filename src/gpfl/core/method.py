@@ -207,9 +207,16 @@ class Method:
         """Return the client's weight in the mean of uploads, by default its number of training samples."""
         return client.n_samples
 
+    def decode_upload(self, shared: Tree, upload: Tree) -> Tree:
+        """Return an upload, or a mean of uploads, in the form of the shared state; by default it has that form.
+
+        The result is a linear function of `upload`, so means can be taken before decoding.
+        """
+        return upload
+
     def aggregate(self, shared: Tree, mean: Tree) -> Tree:
         """Return the shared state after aggregation, from the old one and the mean of uploads."""
-        return {**shared, **mean}
+        return {**shared, **self.decode_upload(shared, mean)}
 
     # The personal model. Evaluation, export and deployment all use this one.
 

@@ -59,6 +59,11 @@ class Aggregation:
                 f"{method.name} uploads {', '.join(method.shares)}, of which a client sends only those of its own classes, so "
                 f"train.aggregation = '{self.rule}' would treat the missing ones as zeros: use --aggregation mean"
             )
+        if self.rule != "mean" and method.values().get("valve_upload") == "low_rank":
+            raise GpflError(
+                f"train.aggregation is '{self.rule}', which compares the entries of V, and method.valve_upload = 'low_rank' "
+                "sends V encoded: use --aggregation mean or --valve-upload full"
+            )
         if fewest < self.min_clients:
             name = "a secure sum" if self.secure_sum else f"train.aggregation = '{self.rule}'"
             krum = " (2f + 3); lower --krum-byzantine" if self.rule == "krum" and self.byzantine else ""

@@ -122,6 +122,7 @@ class Defended(Method):
 
     init = _delegate("init")
     loss = _delegate("loss")
+    decode_upload = _delegate("decode_upload")
     aggregate = _delegate("aggregate")
     final_phases = _delegate("final_phases")  # their result is not sent and so needs no defence
     start_final_phases = _delegate("start_final_phases")
@@ -136,6 +137,11 @@ def defend(method: Method, defence: DefenceConfig, *, seed: int, min_clients: in
         return method
     _check_uploads_weights(method, defence)
     _check_batch_norm(method, defence)
+    entries = defence.transforms_uploads or defence.example_clip
+    if isinstance(method, FactoredGPFL) and method.sends_valve_as("low_rank") and entries:
+        raise GpflError(
+            "method.valve_upload is 'low_rank', but clipping, noise and compression act on the entries of V: set it to 'full'"
+        )
     if defence.example_clip and isinstance(method, GPFL) and method.valve == "auto":
         method = method.replace(valve="full")  # the bound is on the gradient of V itself
     return Defended(setup=method.setup, method=method, defence=defence, salt=make_salt(seed), min_clients=max(1, min_clients))
@@ -151,7 +157,7 @@ def upload_bytes(method: Method, upload: Tree, secure_sum: bool = False) -> int:
     if secure_sum:
         return sum(INTEGER_BYTES * leaf.numel() for leaf in tree.leaves(upload))
     defence, plain = method.defence if isinstance(method, Defended) else NO_DEFENCE, undefended(method)
-    if not isinstance(plain, FactoredGPFL) or not plain.sends_factors or defence.transforms_uploads:
+    if not isinstance(plain, FactoredGPFL) or not plain.sends_valve_as("factors") or defence.transforms_uploads:
         return compressed_bytes(upload, defence)
     return tree.count_bytes(tree.drop(upload, ("cov",))) + encoded_bytes(plain.net.width, plain.n_trained_contexts)
 

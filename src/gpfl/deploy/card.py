@@ -71,8 +71,8 @@ class DataCard:
         path, schema = str(reading.pop("name", "")), str(reading.pop("schema", ""))
         if split.pop("name", Natural.name) != Natural.name or "clients" in split:
             raise GpflError("each site is a client: leave partition.name and partition.clients out")
-        if config.get("method", {}).get("valve_upload", "full") != "full":
-            raise GpflError("method.valve_upload is 'factors', but sites send the valve in full: leave it out")
+        if config.get("method", {}).get("valve_upload") == "factors":
+            raise GpflError("method.valve_upload is 'factors', which cannot be averaged: leave it out, or set it to 'low_rank'")
         split = dict(options.config_values(options.build(Natural, split, "partition")))
         columns: Mapping[str, object] = {}
         samples: Mapping[str, object] = {}

@@ -72,7 +72,7 @@ def dry_run(card: DataCard, name: str, data: SiteData, policy: Policy) -> DryRun
         {path: (tuple(each.shape), each.numel() * each.element_size()) for path, each in reply.upload.items()},
         reply.scores,
         len(content),
-        update_norm(reply.upload, request.shared),
+        update_norm(reply.upload, request.shared, site.spec.method),
         refused,
         labels,
     )

@@ -82,7 +82,7 @@ class Policy:
                 _refuse("keys", f"'{path}' would leave, and outbound.keys allows {', '.join(self.keys)}")
             if self.max_shape and not _fits(tuple(tensor.shape), self.max_shape):
                 _refuse("max_shape", f"'{path}' has shape {tuple(tensor.shape)}, and outbound.max_shape is {self.max_shape}")
-        if self.max_norm and (norm := update_norm(reply.upload, request.shared)) > self.max_norm:
+        if self.max_norm and (norm := update_norm(reply.upload, request.shared, site.spec.method)) > self.max_norm:
             _refuse("max_norm", f"the update has norm {norm:.4g}, and outbound.max_norm is {self.max_norm:g}")
 
     def check_size(self, n_bytes: int) -> None:

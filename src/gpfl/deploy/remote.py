@@ -79,7 +79,7 @@ class Remote(Engine):
         self._roster, self._transport, self._path, self._log = roster, transport, folder / CLIENTS_LOG, log
         self._min_clients, self._attempts = min_clients, attempts
         self._template = self._make_template()
-        self._guard = Guard(tree.flatten(self._template), max_norm_ratio)
+        self._guard = Guard(tree.flatten(self._template), self.method, max_norm_ratio)
         self._replies: tuple[int, dict[int, RoundReply]] = (-1, {})  # of the last round that was asked for
         self._errors: dict[int, str] = {}
         self._traffic: dict[str, list[int]] = {}  # of all attempts at the round

@@ -10,6 +10,7 @@ O(K), not O(K²), without approximation. Per-example clipping needs the norms of
 span of the contexts: with such a defence the method trains V itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,12 @@ from gpfl.core.method import Batch, ClientInfo, LossTerms, loss_gradient
 from gpfl.core.net import Model
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
-from gpfl.methods.gpfl import GPFL
+from gpfl.methods.gpfl import GPFL, embeddings_of
 
 BRANCHES = ("gamma", "beta")
 CONTEXTS = ("g", "p")
+VECTORS = {"bias": "linear.bias", "gain": "norm.weight", "shift": "norm.bias"}
+COEFFICIENTS = "linear.coefficients"  # replaces "linear.weight" in uploads of low rank
 
 # The factored form has two parts, with branches and contexts in the order above:
 # "cov" is trained: "factors" A and B (2 branches, 2 contexts, width), "bias", "gain", "shift" (2 branches, width).
@@ -37,7 +40,7 @@ def factor_valve(weights: Tree, contexts: Tree, with_norm: bool) -> tuple[Tree, 
     matrices = [tree.leaf(weights, f"{name}.linear.weight") for name in BRANCHES]
     start = torch.stack([c @ matrix.T for matrix in matrices])
     cov: Tree = {"factors": torch.zeros_like(start)}
-    for key, parameter in (("bias", "linear.bias"), ("gain", "norm.weight"), ("shift", "norm.bias")):
+    for key, parameter in VECTORS.items():
         cov[key] = torch.stack([tree.leaf(weights, f"{name}.{parameter}") for name in BRANCHES])
     valve: Tree = {"start": start, "gram": c @ c.T, "scale": torch.ones_like(start[0, 0, 0])}
     if with_norm:
@@ -59,13 +62,25 @@ def encoded_bytes(width: int, n_contexts: int) -> int:
 
 def build_valve(received: Tree, code: Tree) -> Tree:
     """Return the weights of the valve after a round, from the received ones and the encoded form."""
-    factors, scale, c = (tree.leaf(code, key) for key in ("factors", "scale", "contexts"))
-    weights: Tree = {}
-    for i, name in enumerate(BRANCHES):
-        weights[f"{name}.linear.weight"] = scale * tree.leaf(received, f"{name}.linear.weight") + factors[i].T @ c
-        for key, parameter in (("bias", "linear.bias"), ("gain", "norm.weight"), ("shift", "norm.bias")):
-            weights[f"{name}.{parameter}"] = tree.leaf(code, key)[i]
-    return {name: weights[name] for name in received}
+    factors, c = tree.leaf(code, "factors"), tree.leaf(code, "contexts")
+    return _add_change(received, tree.leaf(code, "scale"), [each.T for each in factors], c, _vectors(code))
+
+
+def encode_low_rank(cov: Tree, valve: Tree, context_weights: Tensor) -> Tree:
+    """Return the valve with its change as coefficients M of known rows, the sums of which the server can decode.
+
+    The contexts are `context_weights` @ rows, so V = d V₀ + M @ rows with M = [A, B] @ `context_weights`. The rows are equal at
+    all clients, so the mean of V follows from those of d and M.
+    """
+    factors = tree.leaf(cov, "factors")[:, : len(context_weights)]
+    changes = {f"{name}.{COEFFICIENTS}": factors[i].T @ context_weights for i, name in enumerate(BRANCHES)}
+    return {**changes, **_vectors(cov), "scale": tree.leaf(valve, "scale")}
+
+
+def decode_low_rank(received: Tree, code: Tree, rows: Tensor) -> Tree:
+    """Return the weights of the valve from those that were sent to clients, and an encoded upload or a mean of several."""
+    coefficients = [tree.leaf(code, f"{name}.{COEFFICIENTS}") for name in BRANCHES]
+    return _add_change(received, tree.leaf(code, "scale"), coefficients, rows, tree.drop(code, ("scale",)))
 
 
 def apply_factored(cov: Tree, valve: Tree, f: Tensor) -> dict[str, Tensor]:
@@ -100,6 +115,22 @@ def _outputs(cov: Tree, valve: Tree) -> Tensor:
     return tree.leaf(valve, "scale") * tree.leaf(valve, "start") + moved
 
 
+def _vectors(state: Tree) -> Tree:
+    """Return the biases and the weights of the LayerNorms under their names in the full form."""
+    return {
+        f"{name}.{parameter}": tree.leaf(state, key)[i] for i, name in enumerate(BRANCHES) for key, parameter in VECTORS.items()
+    }
+
+
+def _add_change(received: Tree, scale: Tensor, left: Sequence[Tensor], right: Tensor, vectors: Tree) -> Tree:
+    """Return the weights scale × received + left @ right of both branches, with the vectors, in the order of `received`."""
+    matrices: Tree = {}
+    for name, matrix in zip(BRANCHES, left, strict=True):
+        weight = f"{name}.linear.weight"
+        matrices[weight] = scale * tree.leaf(received, weight) + matrix @ right
+    return tree.pick({**matrices, **vectors}, tuple(received))
+
+
 def _stack_contexts(contexts: Tree) -> Tensor:
     return torch.stack([tree.leaf(contexts, name) for name in CONTEXTS])
 
@@ -113,10 +144,9 @@ class FactoredGPFL(GPFL):
         """Whether a local round trains the valve in its factored form."""
         return self.valve != "full" and "cov" not in self.without
 
-    @property
-    def sends_factors(self) -> bool:
-        """Whether uploads of V are counted as factors."""
-        return self.valve_upload == "factors" and self.uses_factored_valve and "cov" in self.shared_parts
+    def sends_valve_as(self, form: str) -> bool:
+        """Return whether V is uploaded in a form other than in full."""
+        return self.valve_upload == form and self.uses_factored_valve and "cov" in self.shared_parts
 
     @property
     def n_trained_contexts(self) -> int:
@@ -158,7 +188,27 @@ class FactoredGPFL(GPFL):
         """Return GPFL's upload and private state, with the weights of V after the round."""
         if "valve" in local_state:
             cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
-            code = encode_valve(cov, valve, context, self.n_trained_contexts)
-            received = tree.branch({**private, **shared}, "cov")
-            local_state = {**tree.drop(local_state, ("valve",)), "cov": build_valve(received, code)}
+            if self.sends_valve_as("low_rank"):
+                cov = encode_low_rank(cov, valve, self.context_weights(private, client))
+            else:
+                code = encode_valve(cov, valve, context, self.n_trained_contexts)
+                cov = build_valve(tree.branch({**private, **shared}, "cov"), code)
+            local_state = {**tree.drop(local_state, ("valve",)), "cov": cov}
         return super().upload(shared, local_state, private, client)
+
+    def decode_upload(self, shared: Tree, upload: Tree) -> Tree:
+        """Return an upload, or a mean of uploads, with V in full."""
+        if not self.sends_valve_as("low_rank"):
+            return upload
+        cov = decode_low_rank(tree.branch(shared, "cov"), tree.branch(upload, "cov"), self.context_rows(shared))
+        return {**upload, "cov": cov}
+
+    def context_rows(self, shared: Tree) -> Tensor:
+        """Return the vectors that span g and p_i of all clients, (rows, width)."""
+        return embeddings_of(shared)
+
+    def context_weights(self, private: Tree, client: ClientInfo) -> Tensor:
+        """Return the weights of these vectors in the contexts along which V moves, (contexts, rows)."""
+        alpha = self.class_weights(private, client)
+        equal = torch.full_like(alpha, 1 / len(alpha))
+        return torch.stack([equal, alpha / len(alpha) if self.p_scale == "mean" else alpha])

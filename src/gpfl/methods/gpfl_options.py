@@ -62,8 +62,9 @@ class GPFLOptions(Method):
     )
     valve_upload: str = option(
         "full",
-        "form in which bytes of V are counted: 'full', or 'factors', smaller and lossless, which contain p_i",
-        choices=("full", "factors"),
+        "form of V in uploads: 'full', 'low_rank' = its change in U columns per layer, which can be averaged, or 'factors' = "
+        "sent as 'full', with the bytes of A, B, g and p_i counted",
+        choices=("full", "low_rank", "factors"),
         omit_default=True,
     )
     valve_gradient: str = option(

@@ -35,16 +35,36 @@ def select_class(method: G) -> G:
             "method.guidance 'embeddings' with method.valve_gradient 'global' leaves the valve untrained: "
             "set method.guidance to 'features'"
         )
+    _check_valve_upload(method)
     changed = [name for name in VARIANT_OPTIONS if getattr(method, name) != getattr(GPFLOptions, name)]
     if type(method) not in (GPFL, FactoredGPFL, GPFLVariant):
-        if changed and not isinstance(method, GPFLVariant):
+        ignored = [] if isinstance(method, GPFLVariant) else changed
+        ignored += ["valve_upload"] * (method.valve_upload != "full" and not isinstance(method, FactoredGPFL))
+        if ignored:
             raise GpflError(
-                f"method.{changed[0]} is {getattr(method, changed[0])!r}, which {type(method).__name__} does not implement: "
+                f"method.{ignored[0]} is {getattr(method, ignored[0])!r}, which {type(method).__name__} does not implement: "
                 "derive it from gpfl.methods.gpfl_variants.GPFLVariant"
             )
         return method
     selected = GPFLVariant if changed else GPFL if method.valve == "full" else FactoredGPFL
     return cast(G, selected(**{field.name: getattr(method, field.name) for field in dataclasses.fields(method)}))
+
+
+def _check_valve_upload(method: GPFLOptions) -> None:
+    """Raise if the option asks for a form that V cannot be sent in, or that is not smaller."""
+    if method.valve_upload != "low_rank" or not method.share_valve or "cov" in method.without:
+        return
+    reason, has_constants = "", bool({"pci", "gce"} & set(method.without))
+    n_contexts = 2 if method.valve_gradient == "both" else 1
+    rows = n_contexts if has_constants or n_contexts == 1 else method.net.classes
+    if method.cond_source == "stale_local" and not has_constants:
+        reason = "method.cond_source 'stale_local' forms contexts from embeddings that the server does not have"
+    if method.valve == "full":
+        reason = "method.valve 'full' trains V entry by entry"
+    if rows >= method.net.width:
+        reason = f"it would be no smaller with {rows} classes and features of width {method.net.width}"
+    if reason:
+        raise GpflError(f"method.valve_upload is 'low_rank', but {reason}: set method.valve_upload to 'full'")
 
 
 def constant_contexts(width: int) -> Tree:
@@ -126,6 +146,20 @@ class GPFLVariant(FactoredGPFL):
             key = random_key(tree.leaf(tree.branch(private, "alpha"), "salt"), "alpha", client.index)
             alpha = (alpha / alpha.sum() + self.alpha_noise * normal(key, "alpha", alpha.shape)).clamp_min(_ROUNDING)
         return alpha / alpha.sum()
+
+    def context_rows(self, shared: Tree) -> Tensor:
+        """Return Ĉ, or the contexts along which V moves if they are the same at all clients."""
+        if self.has_constant_contexts:
+            constants = torch.stack(list(tree.leaves(constant_contexts(self.net.width))))
+            return constants[: self.n_trained_contexts].to(next(tree.leaves(tree.branch(shared, "cov"))))
+        rows = super().context_rows(shared)
+        return rows.mean(0, keepdim=True) if self.n_trained_contexts == 1 else rows
+
+    def context_weights(self, private: Tree, client: ClientInfo) -> Tensor:
+        """Return the weights of these vectors in the contexts."""
+        if self.has_constant_contexts or self.n_trained_contexts == 1:
+            return torch.eye(self.n_trained_contexts).to(client.label_counts)
+        return super().context_weights(private, client)
 
     def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the guidance terms that are left."""

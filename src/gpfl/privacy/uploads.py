@@ -126,6 +126,7 @@ def _observe(engine: Engine, state: RunState, client: int, plan: Plan, n_images:
             others = [each[:1] if one_step else each for each in engine.plan(other, state.round)]
             uploads.add(i, upload if other == client else _upload(engine, state, other, others))
         upload = uploads.result()
+    upload = method.decode_upload(shared, upload)
     public: Tree = {}
     if method.net.has_batch_norm and "batch_norm_stats" not in shared:
         public = tree.to(tree.pick(method.net.init(engine.schedule.seed), ("batch_norm_stats",)), device)
