@@ -285,7 +285,7 @@ class Method:
         for part in weights:
             decay = (weight_decay or {}).get(part)
             updated[part] = tree.map_leaves(
-                lambda w, g, decay=decay: sgd_step(w, g if decay is None else g + decay * w, rate, overwrite=owned),
+                lambda w, g, decay=decay: sgd_step(w, g, rate, decay, overwrite=owned),
                 tree.branch(weights, part),
                 tree.branch(gradient, part),
             )
@@ -341,10 +341,13 @@ class Method:
         return self._setup.batch_norm
 
 
-def sgd_step(weights: Tensor, gradient: Tensor, rate: float, *, overwrite: bool = False) -> Tensor:
-    """Return weights − rate × gradient, which may overwrite the gradient."""
-    if runs_eagerly():  # in one pass, and over two tensors in memory instead of three
-        return torch.sub(weights, gradient, alpha=rate, out=gradient if overwrite else None)
+def sgd_step(weights: Tensor, gradient: Tensor, rate: float, decay: float | None = None, *, overwrite: bool = False) -> Tensor:
+    """Return weights − rate × (gradient + decay × weights), which may overwrite the gradient."""
+    if runs_eagerly():  # in one pass each, and over two tensors in memory instead of three
+        out = gradient if overwrite else None
+        gradient = gradient if decay is None else torch.add(gradient, weights, alpha=decay, out=out)
+        return torch.sub(weights, gradient, alpha=rate, out=out)
+    gradient = gradient if decay is None else gradient + decay * weights
     return weights - rate * gradient  # traced steps are recognised by this form, and the rate may be a tensor
 
 

@@ -56,9 +56,12 @@ class WeightedSum(Aggregator):
         self._total: Tree = total or {}
 
     def add(self, position: int, upload: Tree) -> None:
-        """Add weight × upload."""
+        """Add weight × upload, in place: uploads may be large."""
         weight = self._weights[position]
-        self._add(tree.map_leaves(lambda t: weight * t, upload))
+        if self._total:
+            tree.map_leaves(lambda total, t: total.addcmul_(weight, t), self._total, upload)
+        else:
+            self._total = tree.map_leaves(lambda t: weight * t, upload)
 
     def add_stacked(self, positions: Sequence[int], uploads: Tree) -> None:
         """Add the weighted sum of stacked uploads."""
@@ -78,7 +81,7 @@ class WeightedSum(Aggregator):
         return self._total
 
     def _add(self, scaled: Tree) -> None:
-        self._total = tree.map_leaves(torch.add, self._total, scaled) if self._total else scaled
+        self._total = tree.map_leaves(Tensor.add_, self._total, scaled) if self._total else scaled
 
 
 class SecureSum(WeightedSum):

@@ -26,11 +26,11 @@ from gpfl.methods.gpfl import GPFL, embeddings_of
 
 BRANCHES = ("gamma", "beta")
 CONTEXTS = ("g", "p")
-VECTORS = {"bias": "linear.bias", "gain": "norm.weight", "shift": "norm.bias"}
+VECTORS = ("linear.bias", "norm.weight", "norm.bias")
 COEFFICIENTS = "linear.coefficients"  # replaces "linear.weight" in uploads of low rank
 
 # The factored form has two parts, with branches and contexts in the order above:
-# "cov" is trained: "factors" A and B (2 branches, 2 contexts, width), "bias", "gain", "shift" (2 branches, width).
+# "cov" is trained: "vectors" (2 branches, 5, width), which are A and B, the bias, and the gain and shift of the LayerNorm.
 # "valve" is not: "start" V₀C (2, 2, width), "gram" G (2, 2), "scale" d () and, if ‖V‖ is needed, "squared_norm" ‖V₀‖² ().
 
 
@@ -39,9 +39,8 @@ def factor_valve(weights: Tree, contexts: Tree, with_norm: bool) -> tuple[Tree, 
     c = _stack_contexts(contexts)  # (contexts, width)
     matrices = [tree.leaf(weights, f"{name}.linear.weight") for name in BRANCHES]
     start = torch.stack([c @ matrix.T for matrix in matrices])
-    cov: Tree = {"factors": torch.zeros_like(start)}
-    for key, parameter in VECTORS.items():
-        cov[key] = torch.stack([tree.leaf(weights, f"{name}.{parameter}") for name in BRANCHES])
+    vectors = [torch.stack([tree.leaf(weights, f"{name}.{parameter}") for parameter in VECTORS]) for name in BRANCHES]
+    cov: Tree = {"vectors": torch.cat([torch.zeros_like(start), torch.stack(vectors)], 1)}
     valve: Tree = {"start": start, "gram": c @ c.T, "scale": torch.ones_like(start[0, 0, 0])}
     if with_norm:
         valve["squared_norm"] = torch.stack([matrix.square().sum() for matrix in matrices]).sum()
@@ -50,8 +49,9 @@ def factor_valve(weights: Tree, contexts: Tree, with_norm: bool) -> tuple[Tree, 
 
 def encode_valve(cov: Tree, valve: Tree, contexts: Tree, n_contexts: int) -> Tree:
     """Return what the server needs besides V₀ to build V, of the first `n_contexts` contexts: the others' factors are 0."""
-    code: Tree = {"factors": tree.leaf(cov, "factors")[:, :n_contexts], "contexts": _stack_contexts(contexts)[:n_contexts]}
-    return {**tree.drop(cov, ("factors",)), **code, "scale": tree.leaf(valve, "scale")}
+    factors, vectors = _split(cov)
+    code: Tree = {"factors": factors[:, :n_contexts], "contexts": _stack_contexts(contexts)[:n_contexts]}
+    return {**code, "vectors": vectors, "scale": tree.leaf(valve, "scale")}
 
 
 def encoded_bytes(width: int, n_contexts: int) -> int:
@@ -62,8 +62,8 @@ def encoded_bytes(width: int, n_contexts: int) -> int:
 
 def build_valve(received: Tree, code: Tree) -> Tree:
     """Return the weights of the valve after a round, from the received ones and the encoded form."""
-    factors, c = tree.leaf(code, "factors"), tree.leaf(code, "contexts")
-    return _add_change(received, tree.leaf(code, "scale"), [each.T for each in factors], c, _vectors(code))
+    factors, c, vectors = (tree.leaf(code, key) for key in ("factors", "contexts", "vectors"))
+    return _add_change(received, tree.leaf(code, "scale"), [each.T for each in factors], c, _name_vectors(vectors))
 
 
 def encode_low_rank(cov: Tree, valve: Tree, context_weights: Tensor) -> Tree:
@@ -72,9 +72,10 @@ def encode_low_rank(cov: Tree, valve: Tree, context_weights: Tensor) -> Tree:
     The contexts are `context_weights` @ rows, so V = d V₀ + M @ rows with M = [A, B] @ `context_weights`. The rows are equal at
     all clients, so the mean of V follows from those of d and M.
     """
-    factors = tree.leaf(cov, "factors")[:, : len(context_weights)]
-    changes = {f"{name}.{COEFFICIENTS}": factors[i].T @ context_weights for i, name in enumerate(BRANCHES)}
-    return {**changes, **_vectors(cov), "scale": tree.leaf(valve, "scale")}
+    factors, vectors = _split(cov)
+    n_contexts = len(context_weights)
+    changes = {f"{name}.{COEFFICIENTS}": factors[i, :n_contexts].T @ context_weights for i, name in enumerate(BRANCHES)}
+    return {**changes, **_name_vectors(vectors), "scale": tree.leaf(valve, "scale")}
 
 
 def decode_low_rank(received: Tree, code: Tree, rows: Tensor) -> Tree:
@@ -85,18 +86,21 @@ def decode_low_rank(received: Tree, code: Tree, rows: Tensor) -> Tree:
 
 def apply_factored(cov: Tree, valve: Tree, f: Tensor) -> dict[str, Tensor]:
     """Return the output of the valve (batch, width) for features `f` and each context."""
-    out, factors = _outputs(cov, valve), tree.leaf(cov, "factors")
-    out = out + (factors - factors.detach())  # adds 0, and makes δ the gradient of A and B instead of G·δ
-    bias, gain, shift = (tree.leaf(cov, key).unsqueeze(1) for key in ("bias", "gain", "shift"))  # (branches, 1, width)
-    gamma, beta = (F.layer_norm(F.relu(out + bias), out.shape[-1:]) * gain + shift).unsqueeze(2)  # (contexts, 1, width)
-    features = F.relu((gamma + 1) * f + beta)  # (contexts, batch, width)
-    return {name: features[i] for i, name in enumerate(CONTEXTS)}
+    factors, bias, gain, shift = tree.leaf(cov, "vectors").split([len(CONTEXTS), 1, 1, 1], 1)  # (branches, n, width)
+    start, gram, scale = (tree.leaf(valve, key) for key in ("start", "gram", "scale"))
+    constant = factors.detach()
+    # The outputs of the linear layers. The last term is 0 and makes δ the gradient of A and B instead of G·δ.
+    out = torch.addcmul(gram @ constant, scale, start) + (factors - constant)
+    normed = F.layer_norm(F.relu(out + bias), out.shape[-1:])
+    gamma, beta = torch.addcmul(shift, normed, gain).unsqueeze(2)  # (contexts, 1, width)
+    features = F.relu(torch.addcmul(beta, gamma + 1, f))  # (contexts, batch, width)
+    return dict(zip(CONTEXTS, features.unbind(), strict=True))
 
 
 def factored_norm(cov: Tree, valve: Tree) -> Tensor:
     """Return ‖V‖. Its gradient with respect to each trained weight w is w/‖V‖, for A and B too: a weight decay of 1/‖V‖."""
-    squares = torch.stack([t.square().sum() for t in tree.leaves(cov)]).sum()
-    factors, start, scale = tree.leaf(cov, "factors"), tree.leaf(valve, "start"), tree.leaf(valve, "scale")
+    squares = tree.leaf(cov, "vectors").square().sum()
+    factors, start, scale = _split(cov)[0], tree.leaf(valve, "start"), tree.leaf(valve, "scale")
     others = squares - factors.square().sum()
     moved = (factors * (2 * scale * start + tree.leaf(valve, "gram") @ factors)).sum()
     length = (scale**2 * tree.leaf(valve, "squared_norm") + moved + others).clamp_min(0).sqrt().detach()
@@ -109,17 +113,15 @@ def decay_scale(valve: Tree, decay: Tensor | float, lr: float) -> Tree:
     return {**valve, "scale": scale - lr * (decay * scale)}
 
 
-def _outputs(cov: Tree, valve: Tree) -> Tensor:
-    """Return the outputs of the linear layers for the contexts, without biases, (branches, contexts, width)."""
-    moved = tree.leaf(valve, "gram") @ tree.leaf(cov, "factors").detach()
-    return tree.leaf(valve, "scale") * tree.leaf(valve, "start") + moved
+def _split(cov: Tree) -> tuple[Tensor, Tensor]:
+    """Return A and B (branches, contexts, width), and the other vectors (branches, 3, width)."""
+    factors, vectors = tree.leaf(cov, "vectors").split([len(CONTEXTS), len(VECTORS)], 1)
+    return factors, vectors
 
 
-def _vectors(state: Tree) -> Tree:
+def _name_vectors(vectors: Tensor) -> Tree:
     """Return the biases and the weights of the LayerNorms under their names in the full form."""
-    return {
-        f"{name}.{parameter}": tree.leaf(state, key)[i] for i, name in enumerate(BRANCHES) for key, parameter in VECTORS.items()
-    }
+    return {f"{name}.{parameter}": vectors[i, k] for i, name in enumerate(BRANCHES) for k, parameter in enumerate(VECTORS)}
 
 
 def _add_change(received: Tree, scale: Tensor, left: Sequence[Tensor], right: Tensor, vectors: Tree) -> Tree:
@@ -127,7 +129,7 @@ def _add_change(received: Tree, scale: Tensor, left: Sequence[Tensor], right: Te
     matrices: Tree = {}
     for name, matrix in zip(BRANCHES, left, strict=True):
         weight = f"{name}.linear.weight"
-        matrices[weight] = scale * tree.leaf(received, weight) + matrix @ right
+        matrices[weight] = torch.addcmul(matrix @ right, scale, tree.leaf(received, weight))
     return tree.pick({**matrices, **vectors}, tuple(received))
 
 

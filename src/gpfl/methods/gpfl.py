@@ -87,7 +87,7 @@ class GPFL(GPFLOptions):
     def guidance_loss(self, model: Model, f_global: Tensor, shared: Tree, batch: Batch) -> LossTerms:
         """Return the angle-level term L^alg (eq. 8) and the magnitude-level term λL^mlg (eq. 9)."""
         angles = cosine_logits(f_global, embeddings_of(model.weights))  # (batch, classes)
-        received = embeddings_of(shared)[batch.y]  # Ĉ_y, (batch, width)
+        received = F.embedding(batch.y, embeddings_of(shared))  # Ĉ_y, (batch, width)
         distance = batch_distance if self.mlg_norm == "batch" else mean_distance
         return {
             "angle": batch.cross_entropy(angles),
@@ -138,9 +138,8 @@ def embeddings_of(state: Tree) -> Tensor:
 
 def cosine_logits(features: Tensor, embeddings: Tensor) -> Tensor:
     """Return the cosine similarity of features and embeddings, (batch, classes); 0 for an all-zero feature."""
-    f = F.normalize(features, dim=-1, eps=1e-12)  # (batch, width)
-    c = F.normalize(embeddings, dim=-1, eps=1e-12)  # (classes, width)
-    return f @ c.T
+    lengths = torch.outer(*(torch.linalg.vector_norm(each, dim=-1) for each in (features, embeddings)))
+    return features @ embeddings.T / lengths.clamp_min(1e-12)
 
 
 def batch_distance(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
