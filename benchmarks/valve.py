@@ -58,8 +58,15 @@ METHODS: dict[str, dict[str, object]] = {
     "FedPer": {"name": "fedper"},
     "full": {"name": "gpfl", "valve": "full"},
     "factored": {"name": "gpfl", "valve": "factored"},
+    "low rank": {"name": "gpfl", "valve": "factored", "valve_upload": "low_rank"},
 }
-ENGINES = ("loop", "auto")
+LANES = {  # engine, and whether steps are compiled
+    "loop": ("loop", "off"),
+    "workers": ("workers", "off"),
+    "vmap": ("vmap", "off"),
+    "workers, compiled": ("workers", "on"),
+    "vmap, compiled": ("vmap", "on"),
+}
 FORMS = ("full", "low_rank", "factors")  # of uploads
 UPLOADS = {  # by net: shape of the samples, or vocabulary, and number of classes
     "cnn4": ((3, 32, 32), 100),
@@ -75,6 +82,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=[*CASES, *EXTRA], metavar="CASE", help=", ".join([*CASES, *EXTRA]))
     parser.add_argument("--out", type=Path, default=Path("valve"))
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--lanes", nargs="*", default=[*LANES], choices=LANES)
     args = parser.parse_args()
     torch.set_num_threads(1)
     retain_freed_memory()
@@ -88,24 +96,28 @@ def main() -> None:
         elif case == "memory":
             jobs = [(net, method) for net in MEMORY for method in METHODS]
             results["memory"] = {f"{net}/{method}": measure_in_process(net, method) for net, method in jobs}
-        elif case not in results["cases"]:
-            timed = {engine: time_case(case, engine, args.repeats) for engine in ENGINES}
-            results["cases"][case] = {"commit": current_commit(), **timed}
+        else:
+            lanes = results["cases"].setdefault(case, {})
+            for lane in (lane for lane in args.lanes if lane not in lanes):
+                lanes[lane] = {"commit": current_commit(), **time_case(case, *LANES[lane], args.repeats)}
+                file.write_text(json.dumps(results, indent=1) + "\n")
         file.write_text(json.dumps(results, indent=1) + "\n")
         print(page(results), flush=True)
     file.with_suffix(".md").write_text(page(results), encoding="utf-8")
 
 
-def run_spec(federation: gpfl.Federation, net: Mapping[str, object], method: Mapping[str, object]) -> RunSpec:
-    sections: ConfigDict = {"run": {"compile": "off"}, "net": dict(net), "method": dict(method), "train": {"rounds": 100}}
+def run_spec(
+    federation: gpfl.Federation, net: Mapping[str, object], method: Mapping[str, object], compile: str = "off"
+) -> RunSpec:
+    sections: ConfigDict = {"run": {"compile": compile}, "net": dict(net), "method": dict(method), "train": {"rounds": 100}}
     return prepare(resolve_config(sections, federation=federation), federation)[1]
 
 
-def time_case(case: str, engine_name: str, repeats: int) -> dict[str, object]:
-    """Return the shortest times of training and evaluation of each method, in seconds."""
+def time_case(case: str, engine_name: str, compile: str, repeats: int) -> dict[str, object]:
+    """Return the shortest times of training with aggregation, and of evaluation, of each method, in seconds."""
     task, clients, _ = CASES[case]
     federation = task.federation(clients)
-    specs = {name: run_spec(federation, task.net, method) for name, method in METHODS.items()}
+    specs = {name: run_spec(federation, task.net, method, compile) for name, method in METHODS.items()}
     engines = {name: make_engine(engine_name, spec) for name, spec in specs.items()}
     states = {name: spec.method.init(0) for name, spec in specs.items()}
     states = {name: (shared, tree.repeat(private, clients)) for name, (shared, private) in states.items()}
@@ -115,7 +127,8 @@ def time_case(case: str, engine_name: str, repeats: int) -> dict[str, object]:
         for name, engine in engines.items():
             with limit_threads(specs[name]):
                 start = time.process_time()
-                engine.train(*states[name], range(clients), repeat)
+                result = engine.train(*states[name], range(clients), repeat)
+                engine.method.aggregate(states[name][0], result.mean)
                 middle = time.process_time()
                 engine.evaluate(*states[name], repeat, "test")
                 end = time.process_time()
@@ -124,7 +137,6 @@ def time_case(case: str, engine_name: str, repeats: int) -> dict[str, object]:
                 evaluate[name].append(end - middle)
     steps = sum(len(phase) for client in range(clients) for phase in engines["FedPer"].plan(client, 0))
     return {
-        "engine": engines["factored"].name,
         "width": specs["full"].method.net.width,
         "client_steps": steps,
         "step_ms": {name: 1e3 * min(times) / steps for name, times in train.items()},
@@ -171,8 +183,9 @@ def page(results: dict[str, Any]) -> str:
         "# Cost of GPFL's valve",
         "",
         f"CPU time of one thread, {results['machine']}, torch {results['torch']}, `{results['command']}`. Random data of the",
-        "published shapes, batch size 10, the shortest of all repeats of methods that run in turn; steps are not compiled.",
-        "A round is training and test evaluation. *Full* trains V, *factored* A and B; ratios are to FedPer.",
+        "published shapes, batch size 10, the shortest of all repeats of methods that run in turn.",
+        "A round is training, aggregation and test evaluation. *Full* trains V, *factored* A and B, *low rank* also sends the valve so;",
+        "ratios are to FedPer.",
         "",
     ]
     return "\n".join([*lines, *rows(results)]) + "\n"
@@ -181,16 +194,17 @@ def page(results: dict[str, Any]) -> str:
 def rows(results: dict[str, Any]) -> list[str]:
     """Return the lines of the tables."""
     lines = [
-        "| net and data | K | engine | step, ms: FedPer | full | factored | round: full | factored | goal |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| net and data | K | engine | training per step, ms: FedPer | full | factored | low rank | "
+        "round: full | factored | low rank | goal |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in (case for case in CASES if case in results["cases"]):
         result, goal = results["cases"][case], CASES[case][2]
-        for timed in (result[engine] for engine in ENGINES):
+        for lane, timed in ((lane, result[lane]) for lane in LANES if lane in result):
             steps = " | ".join(f"{timed['step_ms'][name]:.2f}" for name in METHODS)
-            full, factored = (timed["round_s"][name] / timed["round_s"]["FedPer"] for name in ("full", "factored"))
-            ratios = f"{full:.2f} × | **{factored:.2f} ×** | {f'{goal:.2f} ×' if goal else '–'}"
-            lines.append(f"| {case} | {timed['width']} | `{timed['engine']}` | {steps} | {ratios} |")
+            rounds = [timed["round_s"][name] / timed["round_s"]["FedPer"] for name in METHODS][1:]
+            ratios = " | ".join(f"{ratio:.2f} ×" for ratio in rounds)
+            lines.append(f"| {case} | {timed['width']} | {lane} | {steps} | {ratios} | {f'{goal:.2f} ×' if goal else '–'} |")
     if "bytes" in results:
         lines += [
             "",

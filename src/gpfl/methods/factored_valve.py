@@ -86,7 +86,7 @@ def decode_low_rank(received: Tree, code: Tree, rows: Tensor) -> Tree:
 
 def apply_factored(cov: Tree, valve: Tree, f: Tensor) -> dict[str, Tensor]:
     """Return the output of the valve (batch, width) for features `f` and each context."""
-    factors, bias, gain, shift = tree.leaf(cov, "vectors").split([len(CONTEXTS), 1, 1, 1], 1)  # (branches, n, width)
+    factors, bias, gain, shift = torch.split(tree.leaf(cov, "vectors"), [len(CONTEXTS), 1, 1, 1], 1)  # (branches, n, width)
     start, gram, scale = (tree.leaf(valve, key) for key in ("start", "gram", "scale"))
     constant = factors.detach()
     # The outputs of the linear layers. The last term is 0 and makes δ the gradient of A and B instead of G·δ.
@@ -115,7 +115,7 @@ def decay_scale(valve: Tree, decay: Tensor | float, lr: float) -> Tree:
 
 def _split(cov: Tree) -> tuple[Tensor, Tensor]:
     """Return A and B (branches, contexts, width), and the other vectors (branches, 3, width)."""
-    factors, vectors = tree.leaf(cov, "vectors").split([len(CONTEXTS), len(VECTORS)], 1)
+    factors, vectors = torch.split(tree.leaf(cov, "vectors"), [len(CONTEXTS), len(VECTORS)], 1)
     return factors, vectors
 
 
