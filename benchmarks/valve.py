@@ -184,8 +184,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         f"CPU time of one thread, {results['machine']}, torch {results['torch']}, `{results['command']}`. Random data of the",
         "published shapes, batch size 10, the shortest of all repeats of methods that run in turn.",
-        "A round is training, aggregation and test evaluation. *Full* trains V, *factored* A and B, *low rank* also sends the valve so;",
-        "ratios are to FedPer.",
+        "A round is training, aggregation and test evaluation. *Full* trains V, *factored* A and B; *low rank* adds",
+        "`--valve-upload low_rank`. Ratios are to FedPer.",
         "",
     ]
     return "\n".join([*lines, *rows(results)]) + "\n"

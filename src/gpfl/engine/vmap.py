@@ -143,7 +143,7 @@ class Vmap(Engine):
         plan = torch.from_numpy(packing.plan(batches)).to(self.device)
         program = self._step_program(phase, store, packing, plan)
         if store.rounds is None:
-            tree.copy_(program.fixed["shared"], store.shared)
+            program.load("shared", store.shared)
         terms = {name: value.new_zeros(len(lengths)) for name, value in program.state["terms"].items()}
         store.start["terms"] = store.end["terms"] = terms
         swaps = SlotSwaps(packing, self.device)

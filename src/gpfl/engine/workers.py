@@ -118,7 +118,7 @@ class Workers(Engine):
                 self._programs[index, width] = [first, *clones] if first.traced else [None] * self.n_workers
             by_worker = self._programs[index, width]
             if by_worker[0] is not None:
-                tree.copy_(by_worker[0].fixed["shared"], shared)
+                by_worker[0].load("shared", shared)
             out.append(by_worker)
         return out
 

@@ -347,3 +347,19 @@ def test_programs_on_cpus_keep_convolutions_channels_last() -> None:
     program()
     assert program.state["w"].stride()[1] == 1
     torch.testing.assert_close(program.state["w"], expected)
+
+
+def test_fixed_buffers_that_no_operation_reads_are_not_loaded() -> None:
+    def advance(state: Buffers, fixed: Buffers) -> Buffers:
+        return {"w": state["w"] + fixed["shared"]["read"]}
+
+    for traced in (True, False):
+        fixed = {"shared": {"read": torch.ones(3), "unread": torch.zeros(4)}}
+        program = Program(advance, {"w": torch.zeros(3)}, fixed, traced=traced)
+        program.load("shared", {"read": torch.full((3,), 2.0), "unread": torch.ones(4)})
+        program()
+        assert program.state["w"].tolist() == [2.0, 2.0, 2.0]
+        assert bool(program.fixed["shared"]["unread"].any()) is not traced
+        clone = program.clone(())
+        clone.load("shared", {"read": torch.ones(3), "unread": torch.full((4,), 3.0)})
+        assert clone.fixed["shared"]["unread"].tolist() == [3.0] * 4  # in memory of its own, of which nothing is known

@@ -18,7 +18,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from gpfl.core import tree
 from gpfl.core.randomness import box_muller
+from gpfl.core.tree import Tree
 from gpfl.engine.compiler import step_times
 from gpfl.engine.compiler.convolution import DECOMPOSITIONS
 from gpfl.engine.compiler.ghost_clipping import apply_ghost_clipping
@@ -72,6 +74,7 @@ class Program:
         self._state_spec = pytree.tree_structure(state)
         self._n_state = self._state_spec.num_leaves
         self.device = self._leaves[0].device
+        self._unread: frozenset[int] = frozenset()  # ids of the fixed buffers that no operation reads
         flat = self._flatten(function)
         # Streams, graphs and kernels belong to the current GPU, which may be another.
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
@@ -91,6 +94,12 @@ class Program:
         else:
             with torch.no_grad():
                 self._run(*self._leaves)
+
+    def load(self, name: str, values: Tree) -> None:
+        """Copy values to the fixed buffers `name`, but for those that no operation reads: they may be large."""
+        for buffer, value in tree.zip_leaves(self.fixed[name], values):
+            if id(buffer) not in self._unread:
+                buffer.copy_(value)
 
     def clone(self, aliased: tuple[str, ...]) -> "Program":
         """Return the same program on memory of its own, except for the fixed buffers named `aliased`."""
@@ -167,6 +176,9 @@ class Program:
         write_back(module.graph, self._n_state, compiled, has_kernels(self.device))
         if compiled:
             expand_outer_products(module.graph)
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        fixed = list(zip(inputs, self._leaves, strict=True))[self._n_state :]
+        self._unread = frozenset(id(leaf) for node, leaf in fixed if not node.users)
         module.graph.lint()
         module.recompile()
         return module
