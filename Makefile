@@ -22,7 +22,7 @@ deployment: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m deployment
 
 faults: $(VENV)/installed-dev
-	GPFL_FAULTS_TABLE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m faults tests/deploy
+	GPFL_FAULTS_TABLE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m faults tests/deploy
 
 realdata: $(VENV)/installed-dev
 	@test -n "$(GPFL_DATA)" || { echo "GPFL_DATA must name the folder of the published files"; exit 2; }

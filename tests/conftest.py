@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from gpfl.training.round_loop import RoundLoop
 from gpfl.training.run_dir import MetricsRecord, RunDir
 
 torch.set_num_threads(1)
+STARTED = time.monotonic()
 
 
 def toy_table(samples: int = 120, classes: int = 3, width: int = 6, seed: int = 0) -> gpfl.Table:
@@ -176,12 +178,20 @@ class KillAt(Callback):
 # Faults of deployments.
 
 
-@pytest.fixture(scope="session")
-def table() -> Iterator[object]:
-    """The table of faults, with the lines of those that ended well; it is written if GPFL_FAULTS_TABLE asks for it."""
+@pytest.fixture
+def table(record_property: Callable[[str, object], None]) -> object:
+    """The lines of a test in the table of faults."""
     from fault_deployment import FaultTable  # not at the top: it needs gpfl[flower]
 
-    table = FaultTable()
-    yield table
-    if wanted := os.environ.get("GPFL_FAULTS_TABLE"):
-        table.write(update=wanted == "update")
+    return FaultTable(record_property)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Write the table of faults if GPFL_FAULTS_TABLE asks for it; tests may have run in several processes."""
+    if os.environ.get("GPFL_FAULTS_TABLE"):
+        from fault_deployment import PROPERTY, write_table
+
+        reports = [each for each in terminalreporter.stats.get("passed", []) if each.when == "call"]
+        lines = [line for report in reports for key, line in report.user_properties if key == PROPERTY]
+        seconds = time.monotonic() - STARTED
+        write_table(lines, seconds, getattr(config.option, "numprocesses", 0) or 1)

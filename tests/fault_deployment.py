@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import deployment
@@ -23,6 +24,7 @@ from gpfl.inference.load import load_model
 from gpfl.io.tensors import read_tensors
 
 ROUNDS, EPOCHS = 5, 40
+PROPERTY = "fault"
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "faults.md"
 
 FAULTS = (
@@ -32,6 +34,7 @@ FAULTS = (
     "site killed in mid-round, restarted after 65 s",
     "site killed before round 0, joins late",
     "SuperLink killed, restarted by its supervisor",
+    "SuperLink killed, its database lost",
     "coordinator process killed",
     "SuperLink, coordinator and their commands killed at once, started again by hand",
     "slow site",
@@ -55,14 +58,18 @@ FAULTS = (
     "stolen CA certificate, through the proxy",
 )
 """All faults, in the order of the table."""
+DEFAULTS: Mapping[str, object] = {"rounds": ROUNDS, "min_clients": 2, "deadline": 40.0}
+"""Settings of a deployment; the line of a fault says what else it had."""
 HEAD = """# Faults of deployments
 
 Three sites with node keys on one machine, over TLS, GPFL. Every fault happens to running programs. `make faults` writes this
-table; a fault whose test fails has no line. The tests check that the run was finished afterwards, all models are finite, each
+page; a fault whose test fails has no line. The tests check that the run was finished afterwards, all models are finite, each
 site's model can be made again from its private state, and the log names what happened. Two kinds differ: where an intruder is
 refused, they check that the node fails with the error in the line and the models equal those of the simulation; with the stolen
-CA certificate nothing is trained, and the check is the proxy's 404. Unless the line says otherwise: five rounds,
-`min_clients = 2`, `deadline = 40`. Seconds are those of the whole deployment.
+CA certificate nothing is trained, and the check is the proxy's 404. Unless the line says otherwise: {defaults}. Seconds are
+those of the whole deployment, beside others: {workers} ran at a time.
+
+Commit {commit}, {machine}, flwr {flwr}, torch {torch}; {passed} of {faults} faults passed, in {minutes:.0f} min.
 
 | fault | outcome | in the log | s |
 | --- | --- | --- | --- |
@@ -70,22 +77,44 @@ CA certificate nothing is trained, and the check is the proxy's 404. Unless the 
 
 
 class FaultTable:
-    """Lines of the table, by fault."""
+    """Takes the lines of a test's faults; `write_table` takes those of the tests that passed."""
 
-    def __init__(self) -> None:
-        self.rows: dict[str, str] = {}
+    def __init__(self, record: Callable[[str, object], None]) -> None:
+        self._record = record
 
-    def add(self, fault: str, outcome: str, event: str, began: float) -> None:
-        """Add the line of a fault that ended well."""
+    def add(self, fault: str, outcome: str, event: str, began: float, settings: Mapping[str, object] | None = None) -> None:
+        """Add the line of a fault that ended well. `settings` are those of its deployment."""
         assert fault in FAULTS
-        self.rows[fault] = f"| {fault} | {outcome} | {event} | {time.monotonic() - began:.0f} |"
+        other = {key: value for key, value in (settings or {}).items() if DEFAULTS.get(key) != value}
+        outcome += f"; with {describe_settings(other)}" if other else ""
+        self._record(PROPERTY, (fault, f"| {fault} | {outcome} | {event} | {time.monotonic() - began:.0f} |"))
 
-    def write(self, *, update: bool) -> None:
-        """Write the table; `update` keeps the lines of faults that were not caused now."""
-        old = TABLE.read_text().splitlines() if update and TABLE.exists() else []
-        known = {line.split("|")[1].strip(): line for line in old if line.startswith("| ")}
-        rows = {**known, **self.rows}
-        TABLE.write_text(HEAD + "".join(rows[fault] + "\n" for fault in FAULTS if fault in rows))
+
+def describe_settings(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"`{key} = {value:g}`" for key, value in settings.items())
+
+
+def write_table(lines: Iterable[tuple[str, str]], seconds: float, workers: int) -> None:
+    """Write the page from the lines of tests that passed."""
+    rows = dict(lines)
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next(line.partition(": ")[2] for line in info if line.startswith("model name"))
+    head = HEAD.format(
+        defaults=describe_settings(DEFAULTS),
+        workers=workers or 1,
+        commit=git("describe", "--always", "--dirty=, with changes"),
+        machine=f"{os.cpu_count()} cores of an {cpu}, load {os.getloadavg()[2]:.1f}",
+        flwr=metadata.version("flwr"),
+        torch=metadata.version("torch"),
+        passed=len(rows),
+        faults=len(FAULTS),
+        minutes=seconds / 60,
+    )
+    TABLE.write_text(head + "".join(rows[fault] + "\n" for fault in FAULTS if fault in rows))
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=TABLE.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 class Deployment:
@@ -120,14 +149,16 @@ class Deployment:
         self.folder, self.lines, self.began, self.rounds = folder, list[str](), time.monotonic(), rounds
         self._prefix, self._worker = prefix or {}, worker or {}
         config: Sections = {"train": {"rounds": rounds, "lr": 0.02, "epochs": EPOCHS}}
-        settings = {"min_clients": 2, "deadline": 40.0, "connect": 120.0, **settings}
+        limits = {key: value for key, value in DEFAULTS.items() if key != "rounds"} | settings
+        self.settings = {"rounds": rounds, **limits}
         rules = {**deployment.POLICY, **(policy or {})}
         names = list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
-        self.card = deployment.make(folder, config, rules, names=names, port=port, settings=settings)
+        self.card = deployment.make(folder, config, rules, names=names, port=port, settings={"connect": 120.0, **limits})
         self.coordinator = CoordinatorFolder(folder / "d" / "coordinator")
         self.sites = {name: SiteFolder(folder / "d" / "sites" / name) for name in self.card.sites}
         self.commands: dict[str, list[subprocess.Popen[bytes]]] = {}
         self.start_server()
+        wait_for_text(folder / "server.out", "node keys registered")  # sites would be refused, and try again after a while
         for name in self.sites:
             if name not in absent:
                 self.start_site(name)
@@ -247,6 +278,14 @@ class Deployment:
         for commands in self.commands.values():
             for command in commands:
                 command.wait(60)
+
+
+def wait_for_text(path: Path, text: str, seconds: float = 120.0) -> None:
+    """Wait until a file has a text."""
+    end = time.monotonic() + seconds
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < end, (path, text)
+        time.sleep(0.1)
 
 
 def missed_rounds(records: Sequence[Mapping[str, object]], site: str) -> int:

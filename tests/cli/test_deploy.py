@@ -163,6 +163,8 @@ def test_a_node_key_is_replaced_by_its_public_part_only(made: Command, monkeypat
     calls: list[tuple[str, ...]] = []
 
     def call(self: Control, *arguments: str) -> dict[str, object]:
+        if arguments[1] == "list":
+            return {"nodes": [{"node-id": "1", "status": "online"}, {"node-id": "2", "status": "offline"}]}
         calls.append(arguments)
         return {"node-id": 99}
 
@@ -203,12 +205,39 @@ def test_a_run_that_stopped_by_itself_is_not_started_again(made: Command, monkey
         return str(len(submitted))
 
     monkeypatch.setattr(Control, "submit", submit)
+    monkeypatch.setattr("gpfl.deploy.supervise.is_listening", lambda port: True)
     monkeypatch.setattr(Control, "status", lambda self, run: "finished:failed")
     monkeypatch.setattr("gpfl.deploy.supervise.STATUS_SECONDS", 0.0)
     (Path("d/coordinator") / "state").mkdir()
     with pytest.raises(GpflError, match="run 'run' stopped: round 2: 1 upload from 3 sites"):
         finish_run(folder, lambda line: None)
     assert submitted == [0, 1]  # the server died under the first
+
+
+def test_a_run_that_the_superlink_does_not_know_is_submitted_again(made: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CoordinatorFolder(Path("d/coordinator"))
+    (folder.path / "state").mkdir()
+    (folder.path / "state" / "run.json").write_text('{"run": "7"}')
+    folder.run.mkdir(parents=True)
+    calls: list[str] = []
+
+    def call(self: Control, command: str, *arguments: str) -> dict[str, object]:
+        calls.append(command)
+        if command == "run":
+            (folder.run / "summary.json").write_text("{}")
+            return {"run-id": "9"}
+        return (
+            {"runs": [{"run-id": "8", "status": "running"}]}
+            if command == "list"
+            else {"nodes": [{"node-id": "1", "status": ""}]}
+        )
+
+    monkeypatch.setattr(Control, "call", call)
+    monkeypatch.setattr("gpfl.deploy.supervise.is_listening", lambda port: True)
+    Path("d/coordinator/nodes.json").write_text(json.dumps(dict.fromkeys(deployment.SITES, "1")))
+    finish_run(folder, lambda line: None)
+    assert calls == ["list", "supernode", "run"]
+    assert json.loads((folder.path / "state" / "run.json").read_text()) == {"run": "9"}
 
 
 CONFIG_FAULTS = {

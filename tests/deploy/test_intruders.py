@@ -141,8 +141,9 @@ def test_intruders_are_refused_and_the_run_goes_on(tmp_path: Path, table: FaultT
         status = started[fault].returncode
         assert status != 0, (fault, output)
         assert reason in output, (fault, output)
-        outcome = "refused; the run of the sites, of two rounds, finished with models equal to the simulation"
-        table.add(fault, outcome, f"`{reason}`, at the node" if reason else f"exit status {status} of the node", began)
+        outcome = "refused; the run of the sites finished with models equal to the simulation"
+        event = f"`{reason}`, at the node" if reason else f"exit status {status} of the node"
+        table.add(fault, outcome, event, began, {"rounds": 2})
 
 
 def test_the_proxy_lets_sites_in_and_keeps_the_control_api_from_thieves(tmp_path: Path, table: FaultTable) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import stat
@@ -300,22 +301,32 @@ def test_a_node_key_that_was_registered_is_kept_when_another_ones_fails(
 ) -> None:
     """Flower registers a key once: a second attempt is refused."""
     d.make(tmp_path)
-    control, registered = Control(CoordinatorFolder(tmp_path / "d" / "coordinator")), list[str]()
+    control, registered = Control(CoordinatorFolder(tmp_path / "d" / "coordinator")), dict[str, str]()
 
     def call(self: Control, command: str, action: str, key: str, *arguments: str) -> dict[str, object]:
+        if action == "list":
+            return {"nodes": [{"node-id": number, "status": "online"} for number in registered.values()]}
         site = Path(key).stem
         if site in registered or (site == "east" and not registered):
             raise GpflError("already in use" if registered else "the SuperLink is not up yet")
-        registered.append(site)
-        return {"node-id": 100 + len(registered)}
+        registered[site] = str(next(numbers))
+        return {"node-id": registered[site]}
 
+    numbers = itertools.count(101)
     monkeypatch.setattr(Control, "call", call)
     monkeypatch.setattr(programs, "ThreadPoolExecutor", lambda n: ThreadPoolExecutor(1))
     with pytest.raises(GpflError, match="not up yet"):
         control.register()
     control.register()
     nodes = json.loads((tmp_path / "d" / "coordinator" / "nodes.json").read_text())
-    assert nodes == {"north": "101", "south": "102", "east": "103"}
+    assert nodes == {"north": "101", "south": "102", "east": "103"} == registered
+    assert control.unregistered() == []
+    registered.clear()
+    with pytest.raises(GpflError, match="no node key is registered for east, north, south"):
+        control.submit()
+    registered["stranger"] = "99"
+    control.register()  # the SuperLink's database was lost
+    assert set(json.loads((tmp_path / "d" / "coordinator" / "nodes.json").read_text()).values()) == {"104", "105", "106"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -42,14 +42,15 @@ from gpfl.deploy.programs import (
     Control,
     Processes,
     environment,
+    is_listening,
     superlink_command,
     supernode_command,
     worker_command,
 )
 from gpfl.deploy.server import CoordinatorFolder
 from gpfl.deploy.status import site_statuses
-from gpfl.deploy.supervise import NODE_DELAY, RUN, Program, finish_run, keep_running, last_reason, run_number
-from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SiteFolder, Worker
+from gpfl.deploy.supervise import NODE_DELAY, RUN, Program, finish_run, has_ended, keep_running, last_reason, run_number
+from gpfl.deploy.worker import CARD, CARD_SIGNATURE, POLICY, SiteFolder, Worker, run_worker
 from gpfl.errors import GpflError
 from gpfl.methods import METHODS
 from gpfl.report.tables import format_bytes
@@ -196,23 +197,24 @@ def server(folder: Path) -> None:
         print_line(f"The certificate of the server expires in {days} days: gpfl deploy renew {folder}")
     with stopped_by_sigterm(), Processes(folder / "log") as processes:
         programs = {"superlink": Program(lambda: superlink_command(own), folder / "flwr")}
-        threading.Thread(target=_register, args=(own,), daemon=True).start()
+        threading.Thread(target=_keep_registered, args=(own,), daemon=True).start()
         keep_running(processes, programs, print_line)
 
 
-def _register(folder: CoordinatorFolder) -> None:
-    end = time.monotonic() + 120
+def _keep_registered(folder: CoordinatorFolder) -> None:
+    """Register node keys whenever the SuperLink has started, since its database may be new."""
     while True:
+        while not is_listening(folder.link_port):
+            time.sleep(0.2)
         try:
             Control(folder).register()
         except GpflError as error:
-            if time.monotonic() > end:
-                print_line(f"node keys are not registered: {error}")
-                return
-            time.sleep(2)
-        else:
-            print_line(f"node keys registered: {', '.join(folder.card.sites)}")
-            return
+            print_line(f"node keys are not registered: {error}")
+            time.sleep(5)
+            continue
+        print_line(f"node keys registered: {', '.join(folder.card.sites)}")
+        while is_listening(folder.link_port):
+            time.sleep(1)
 
 
 @deploy.command()
@@ -270,7 +272,7 @@ def stop(folder: Path) -> None:
     require_flower()
     own = CoordinatorFolder(folder)
     number = run_number(own)
-    if not number or Control(own).status(number).startswith("finished"):
+    if not number or has_ended(Control(own).status(number)):
         raise GpflError(f"run '{own.card.run}' is not running")
     Control(own).stop(number)
     print_line(f"Run '{own.card.run}' stopped after its last checkpoint; resume it with gpfl deploy run {folder}")
@@ -422,7 +424,7 @@ def start(folder: Path) -> None:
 def worker(folder: Path) -> None:
     """Run a site's worker alone, as a user who may read its data."""
     require_flower()
-    os.execv(sys.executable, worker_command(SiteFolder(folder)))
+    run_worker(folder)
 
 
 @site.command()

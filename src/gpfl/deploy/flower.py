@@ -1,13 +1,19 @@
 """Flower's apps of a deployment. Flower is imported here alone.
 
 Both apps are thin. The client app passes a request to the site's worker and its reply back; nothing of torch is imported
-there, since Flower starts a process for every message. The server app runs the coordinator.
+there, since Flower starts a process for every message. The server app runs the coordinator. As a program, this module is
+Flower's SuperNode with shorter waits.
 """
 
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,6 +28,11 @@ MESSAGE_TYPE = "train"
 RECORD, ARRAY, FORMAT = "gpfl", "message", "gpfl.message"
 POLL_SECONDS = 0.2
 """Flower's own loop asks for replies every three seconds."""
+IDLE_SECONDS = 0.5
+"""Flower's SuperNode asks for messages every three seconds, which is half of a short round."""
+SUPEREXEC = "flower-superexec"
+HEARTBEAT_SECONDS = 15
+"""The SuperLink refuses the key of a SuperNode that was killed for two intervals; Flower's own is 30 s."""
 
 
 def pack_record(payload: bytes) -> RecordDict:
@@ -164,3 +175,48 @@ def _simulated_nodes(folder: Path, grid: Grid) -> dict[int, int]:
     while not (nodes := sorted(grid.get_node_ids())):
         time.sleep(POLL_SECONDS)
     return {client: nodes[client % len(nodes)] for client in range(len(CoordinatorFolder(folder).card.sites))}
+
+
+# At the site, as a program.
+
+
+def run_supernode() -> None:
+    """Run Flower's SuperNode with the arguments of the command line, and with shorter waits than Flower's constants."""
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    def start_superexec(command: Sequence[str]) -> None:
+        subprocess.Popen([sys.executable, "-m", "gpfl.deploy.flower", *command])
+
+    fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
+    start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, IDLE_SECONDS)))
+    start_client_internal.subprocess = SimpleNamespace(Popen=start_superexec)
+    flower_supernode()
+
+
+def run_superexec() -> None:
+    """Run Flower's SuperExec, which starts a process for every message, as forks: a new program would import for a second."""
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec.executor.subprocess_executor import LaunchResult, SubprocessExecutor
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    def launch(self: object, spec: Any) -> Any:
+        if os.fork() == 0:
+            try:
+                run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, parent_pid=spec.parent_pid)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        return LaunchResult.accepted()
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended leave nothing
+    SubprocessExecutor.launch = launch
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [SUPEREXEC]:
+        del sys.argv[1]
+        run_superexec()
+    else:
+        run_supernode()

@@ -116,11 +116,14 @@ class Control:
         assert isinstance(content, dict)
         return content
 
+    def unregistered(self) -> list[str]:
+        """Return the sites whose node key the SuperLink does not know: all of them after its database was lost."""
+        own = self._node_numbers()
+        known = self.nodes() if own else {}
+        return [site for site in self.folder.card.sites if own.get(site) not in known]
+
     def register(self) -> None:
-        """Register the node keys of all sites that have none, and keep the numbers of their nodes."""
-        path = self.folder.path / NODES
-        nodes = files.read_json(path, "remove it, and the SuperLink's database with it") if path.exists() else {}
-        missing = [site for site in self.folder.card.sites if site not in nodes]
+        """Register the node keys of all sites that the SuperLink does not know, and keep the numbers of their nodes."""
 
         def register(site: str) -> tuple[str, object]:
             key = str((self.folder.path / "sites" / f"{site}.pub").resolve())
@@ -130,31 +133,38 @@ class Control:
                 return site, error
 
         with ThreadPoolExecutor(2) as pool:
-            found = dict(pool.map(register, missing))
+            found = dict(pool.map(register, self.unregistered()))
         # Flower registers a key once: what was registered is kept even if another one failed.
-        nodes |= {site: str(node) for site, node in found.items() if not isinstance(node, GpflError)}
-        files.write_text(path, json.dumps(nodes, indent=1) + "\n")
+        nodes = {site: str(node) for site, node in found.items() if not isinstance(node, GpflError)}
+        self._write_node_numbers({**self._node_numbers(), **nodes})
         for node in found.values():
             if isinstance(node, GpflError):
                 raise node
 
     def replace_key(self, site: str, key: Path) -> None:
         """Register another node key for a site, and let the old one in no longer."""
-        path, own = self.folder.path / NODES, self.folder.path / "sites" / f"{site}.pub"
         if site not in self.folder.card.sites:
             raise GpflError(f"there is no site '{site}'; the sites are {', '.join(self.folder.card.sites)}")
-        nodes = files.read_json(path, "remove it, and the SuperLink's database with it") if path.exists() else {}
         try:
             content = key.read_bytes()
         except OSError as error:
             raise GpflError(f"cannot read {key} ({error.strerror}): give the file node.pub of the site") from None
         if b"PRIVATE" in content or not content.startswith(b"ecdsa-sha2-nistp384 "):
             raise GpflError(f"{key} is not the public part of a node key: give the file node.pub of the site")
-        files.write_bytes(own, content)
+        files.write_bytes(self.folder.path / "sites" / f"{site}.pub", content)
+        nodes = self._node_numbers()
         if site in nodes:
-            self.call("supernode", "unregister", str(nodes.pop(site)), FEDERATION)
-            files.write_text(path, json.dumps(nodes, indent=1) + "\n")
+            self.call("supernode", "unregister", nodes.pop(site), FEDERATION)
+            self._write_node_numbers(nodes)
         self.register()
+
+    def _node_numbers(self) -> dict[str, str]:
+        path = self.folder.path / NODES
+        content = files.read_json(path, "remove it, and the SuperLink's database with it") if path.exists() else {}
+        return {site: str(node) for site, node in content.items()}
+
+    def _write_node_numbers(self, nodes: Mapping[str, str]) -> None:
+        files.write_text(self.folder.path / NODES, json.dumps(nodes, indent=1) + "\n")
 
     def nodes(self) -> dict[str, str]:
         """Return the status of each node by its number."""
@@ -164,15 +174,17 @@ class Control:
 
     def submit(self) -> str:
         """Start the run, and return Flower's number of it."""
+        if missing := self.unregistered():
+            raise GpflError(f"no node key is registered for {', '.join(missing)}: gpfl deploy server registers them")
         value = toml.format_value(str(self.folder.path.resolve()))
         app = str((self.folder.path / "app").resolve())
         return str(self.call("run", app, FEDERATION, "--run-config", f"folder={value}")["run-id"])
 
     def status(self, run: str) -> str:
-        """Return the status of a run, such as "running" or "finished:completed"."""
-        listed = self.call("list", FEDERATION, "--run-id", run)["runs"]
+        """Return the status of a run, such as "running" or "finished:completed"; "unknown" after the database was lost."""
+        listed = self.call("list", FEDERATION)["runs"]  # with --run-id a run that is unknown would be an error like any other
         assert isinstance(listed, list)
-        return str(listed[0]["status"])
+        return next((str(each["status"]) for each in listed if str(each["run-id"]) == run), "unknown")
 
     def stop(self, run: str) -> None:
         """Stop a run."""
@@ -191,7 +203,7 @@ def supernode_command(site: SiteFolder, server: str = "") -> list[str]:
     """Return the command of a site's SuperNode. `server` is in place of the address in site.toml."""
     worker = toml.format_value(str(socket_path(site.path)))
     return [
-        *(program("flower-supernode"), "--superlink", server or site.server),
+        *(sys.executable, "-m", "gpfl.deploy.flower", "--superlink", server or site.server),
         *("--root-certificates", str((site.path / "ca.crt").resolve())),
         *("--auth-supernode-private-key", str((site.path / "node.key").resolve())),
         *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", f"socket={worker}"),
@@ -203,6 +215,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    """Return whether a program of this machine listens on a port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 2).close()
+    except OSError:
+        return False
+    return True
 
 
 # Processes.

@@ -317,10 +317,8 @@ class Remote(Engine):
         files.write_text(self._path, "".join(json.dumps(each) + "\n" for each in self._records))
 
     def _read_records(self) -> list[Record]:
-        if not self._path.exists():
-            return []
         try:
-            return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+            return [json.loads(line) for line in files.read_lines(self._path)]
         except ValueError as error:
             raise GpflError(f"{self._path} is damaged ({error}): restore it, or start a new run") from None
 

@@ -87,9 +87,12 @@ def run_coordinator(path: Path, connect: Connect, nodes: Mapping[int, int] | Non
         nodes: Node of each client; by default those of the registered keys.
 
     """
+    import fcntl  # not on Windows
+
     folder = CoordinatorFolder(path)
     folder.log.parent.mkdir(parents=True, exist_ok=True)
     with folder.log.open("a", encoding="utf-8", buffering=1) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the process ends: there is one coordinator at a time
 
         def log(text: str) -> None:
             _write_line(file, text)

@@ -32,9 +32,8 @@ def site_statuses(folder: CoordinatorFolder) -> list[SiteStatus]:
     except GpflError:
         states, connection = {}, "server not running"
     numbers = files.read_json(folder.path / NODES, "remove it") if (folder.path / NODES).exists() else {}
-    path = folder.run / CLIENTS_LOG
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    log = folder.log.read_text(encoding="utf-8", errors="replace").splitlines() if folder.log.exists() else []
+    records = [json.loads(line) for line in files.read_lines(folder.run / CLIENTS_LOG)]
+    log = files.read_lines(folder.log)
     statuses = []
     for site in folder.card.sites:
         traffic = [record["bytes_up_down"].get(site, (0, 0)) for record in records]

@@ -338,26 +338,21 @@ def serve(worker: Worker, stop: Callable[[], bool] = lambda: False) -> None:
             path.unlink(missing_ok=True)
 
 
-def describe_environment(worker: Worker) -> str:
-    """Return a line for the log."""
-    return json.dumps({"site": worker.name, **versions(), "python": platform.python_version(), "card": worker.card.digest[:12]})
-
-
-def main() -> None:
-    """Run the worker of the site's folder that the command line names, until SIGTERM."""
+def run_worker(folder: Path) -> None:
+    """Run the worker of a site's folder until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 
     def log(text: str) -> None:
         print(f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}", flush=True)
 
     try:
-        worker = Worker(SiteFolder(Path(sys.argv[1])), log)
+        worker = Worker(SiteFolder(folder), log)
     except GpflError as error:
         log(f"stopped: {error}")
         sys.exit(2)
-    log(f"ready: {describe_environment(worker)}")
+    log(f"ready: site {worker.name}, data card {worker.card.digest[:12]}, {versions()}, python {platform.python_version()}")
     serve(worker)
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(Path(sys.argv[1]))

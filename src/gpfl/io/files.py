@@ -61,6 +61,11 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file; none if there is no file."""
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
 def read_json(path: Path, remedy: str) -> dict[str, object]:
     """Return the object in a JSON file. `remedy` is the fix that an error names."""
     try:
