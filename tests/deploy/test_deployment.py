@@ -10,19 +10,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import deployment
 import pytest
+import torch
 from conftest import Command
 from direct_sites import assert_equal
 
 import gpfl
+from gpfl.core import tree
 from gpfl.deploy.demo import deployed
 from gpfl.deploy.programs import TOKEN, Processes, find_processes, free_port, program
 from gpfl.deploy.server import CoordinatorFolder
 from gpfl.deploy.supervise import finish_run
+from gpfl.deploy.worker import SiteFolder
 
 pytestmark = pytest.mark.deployment
 
@@ -126,7 +129,7 @@ def programs() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.stdout.close()
 
 
-def test_three_sites_train_by_the_commands_of_the_page(
+def test_three_sites_train_by_the_commands_of_the_page_and_again_with_one_changed_cell(
     command: Command, programs: Callable[..., subprocess.Popen[str]]
 ) -> None:
     before = tokens()
@@ -152,13 +155,46 @@ def test_three_sites_train_by_the_commands_of_the_page(
     shown = command("deploy", "status", "d/coordinator")
     assert shown.out.count("online") == 3, shown.out + shown.err
     assert "finished" in shown.out
-    federation = gpfl.federate("pooled", schema="schema.toml", missing="mean")
-    expected = gpfl.fit("gpfl", federation, net="mlp", hidden=[8], rounds=3, lr=0.1, seed=3, engine="loop")
-    for site, model in zip(sites, expected.clients, strict=True):
-        assert command("deploy", "model", site, "-o", f"{site.name}.safetensors").code == 0
-        assert_equal(gpfl.load_model(f"{site.name}.safetensors").weights, model.weights)
+    models = check_models(command, sites)
     assert command("predict", "east.safetensors", "pooled/east.csv").code == 0
     assert tokens() - before
+    # Another run of the same sites, after one cell of one file has changed.
+    path = sites[1] / "data" / "north.csv"
+    header, first, *rows = path.read_text().splitlines()
+    at = header.split(",").index("age")
+    cells = first.split(",")
+    cells[at] = str(float(cells[at] or 0) + 20)
+    for each in (path, Path("pooled/north.csv")):
+        each.write_text("\n".join([header, ",".join(cells), *rows]) + "\n")
+    issued = command("deploy", "card", "d/coordinator", "--config", "run.toml", "--name", "next")
+    assert issued.code == 0, issued.err
+    for site in sites:
+        old = SiteFolder(site).card.digest
+        for name in ("card.toml", "card.sig"):
+            shutil.copy(Path("d/coordinator", name), site)
+        policy = site / "outbound.toml"
+        policy.write_text(policy.read_text().replace(old, SiteFolder(site).card.digest))
+        assert "Accepted." in command("deploy", "site", "check", site, "--accept").out
+    done = command("deploy", "run", "d/coordinator")
+    assert done.code == 0, done.out + done.err
+    changed = check_models(command, sites)
+    for before_change, after in zip(models, changed, strict=True):
+        assert any((before_change[key] != after[key]).any() for key in after)
+
+
+def check_models(command: Command, sites: list[Path]) -> list[Mapping[str, torch.Tensor]]:
+    """Return the models that the sites export, after comparing them with those of the simulation of the same files."""
+    federation = gpfl.federate("pooled", schema="schema.toml", missing="mean")
+    expected = gpfl.fit("gpfl", federation, net="mlp", hidden=[8], rounds=3, lr=0.1, seed=3, engine="loop")
+    models = []
+    for site, model in zip(sites, expected.clients, strict=True):
+        out = Path(f"{site.name}.safetensors")
+        out.unlink(missing_ok=True)
+        assert command("deploy", "model", site, "-o", out).code == 0
+        weights = gpfl.load_model(out).weights
+        assert_equal(weights, model.weights)
+        models.append(tree.flatten(weights))
+    return models
 
 
 def test_one_deployment_trains_four_methods_as_the_simulation_does(tmp_path: Path) -> None:
