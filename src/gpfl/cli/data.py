@@ -115,10 +115,11 @@ def show(name: str | None, out: str, write_schema: Path | None, as_json: bool, *
     settings = load_config(flags, parse_options(flags), "data show")
     try:
         config = configs.resolve_config(settings)
-    except GpflError:
-        if not as_json:
-            _show_despite_missing_values(settings, write_schema)
-        raise
+    except GpflError as error:
+        if as_json or not _show_despite_missing_values(settings, write_schema) or write_schema is None:
+            raise
+        print_line(f"The samples of each client are not shown: {error}")
+        return
     if as_json and write_schema is not None:
         raise GpflError("--json prints the profile alone: leave out --write-schema")
     if as_json:
@@ -180,8 +181,11 @@ def _print_profile(table: Table, clients: Mapping[str, Indices]) -> None:
             table_console().print(result)
 
 
-def _show_despite_missing_values(settings: ConfigDict, write_schema: Path | None) -> None:
-    """Print the profile of the user's files unless they have other errors than missing values or unreadable cells."""
+def _show_despite_missing_values(settings: ConfigDict, write_schema: Path | None) -> bool:
+    """Print the profile of the user's files unless they have other errors than missing values or unreadable cells.
+
+    Return whether they have none, so that the profile and the schema are there.
+    """
     options = {**settings.get("data", {}), "missing": "mean", "missing_labels": "drop", "unreadable": "missing"}
     name = str(options.pop("name", ""))
     if name not in DATASETS:
@@ -190,6 +194,8 @@ def _show_despite_missing_values(settings: ConfigDict, write_schema: Path | None
             _print_profile(table, natural_clients(table))
             if write_schema is not None:
                 _write_schema(table, write_schema)
+            return True
+    return False
 
 
 def _to_json(federation: Federation) -> dict[str, object]:
