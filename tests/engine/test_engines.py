@@ -196,7 +196,8 @@ def test_matmul_convolutions_match_the_loop(method: str, net: str, compiled: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_compiled_steps_match_the_loop(method: str) -> None:
+def test_compiled_steps_match_the_loop(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpfl.engine.compiler.matmul_passes.MIN_EXPANDED_SIZE", 1)  # otherwise only for wide nets
     assert_matches_loop("vmap", METHODS[method](), linear_net, compile="on")
 
 
