@@ -188,7 +188,26 @@ def page(results: dict[str, Any]) -> str:
         "`--valve-upload low_rank`. Ratios are to FedPer.",
         "",
     ]
-    return "\n".join([*lines, *rows(results)]) + "\n"
+    sent = (
+        ["", "Bytes that a client sends in a round, of the valve and in all:", "", *byte_rows(results)]
+        if "bytes" in results
+        else []
+    )
+    return "\n".join([*lines, *rows(results), *sent]) + "\n"
+
+
+def byte_rows(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the table of uploads."""
+    lines = [
+        "| net | K | U | valve: `full` | `low_rank` | `factors` | upload: `full` | `low_rank` | `factors` | FedPer |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for net, sizes in results["bytes"].items():
+        others = sizes["full"] - 4 * (2 * sizes["width"] ** 2 + 6 * sizes["width"])
+        numbers = [sizes["width"], sizes["classes"], *(sizes[form] - others for form in FORMS)]
+        numbers += [sizes[form] for form in (*FORMS, "FedPer")]
+        lines.append(f"| {net} | {' | '.join(f'{number:,}' for number in numbers)} |")
+    return lines
 
 
 def rows(results: dict[str, Any]) -> list[str]:
@@ -205,19 +224,6 @@ def rows(results: dict[str, Any]) -> list[str]:
             rounds = [timed["round_s"][name] / timed["round_s"]["FedPer"] for name in METHODS][1:]
             ratios = " | ".join(f"{ratio:.2f} ×" for ratio in rounds)
             lines.append(f"| {case} | {timed['width']} | {lane} | {steps} | {ratios} | {f'{goal:.2f} ×' if goal else '–'} |")
-    if "bytes" in results:
-        lines += [
-            "",
-            "Bytes that a client sends in a round:",
-            "",
-            "| net | K | U | FedPer | GPFL, `full` | `low_rank` | `factors` (counted) | valve alone |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        ]
-        for net, sizes in results["bytes"].items():
-            cells = " | ".join(f"{sizes[form]:,}" for form in ("FedPer", *FORMS))
-            full = 4 * (2 * sizes["width"] ** 2 + 6 * sizes["width"])
-            valves = ", ".join(f"{full - sizes['full'] + sizes[form]:,}" for form in FORMS)
-            lines.append(f"| {net} | {sizes['width']} | {sizes['classes']} | {cells} | {valves} |")
     if results["memory"]:
         lines += [
             "",

@@ -245,10 +245,15 @@ def draw_cost() -> None:
     cases = json.loads((RESULTS / "cpu-1-thread.json").read_text())["cases"]
     figure, ((axis,),) = start_figure(1, (5.6, 3.2))
     rows = [(name, cases[name]) for name in reversed(CASES) if name in cases]
-    for offset, form, color in ((0.2, "full", "tab:gray"), (-0.2, "factored", "tab:blue")):
+    forms = {
+        "full": ("V full", "tab:gray"),
+        "factored": ("V factored", "tab:blue"),
+        "low rank": ("… sent as low rank", "tab:cyan"),
+    }
+    for offset, (form, (label, color)) in zip((0.27, 0, -0.27), forms.items(), strict=True):
         ratios = [case["loop"]["round_s"][form] / case["loop"]["round_s"]["FedPer"] for _, case in rows]
         y = [i + offset for i in range(len(rows))]
-        bars = axis.barh(y, [ratio - 1 for ratio in ratios], 0.38, left=1, color=color, label=f"V {form}")
+        bars = axis.barh(y, [ratio - 1 for ratio in ratios], 0.25, left=1, color=color, label=label)
         axis.bar_label(bars, [f"{ratio:.2f} ×" for ratio in ratios], padding=2, fontsize=8)
     axis.set_yticks(range(len(rows)), [f"{name}\nK = {case['loop']['width']}" for name, case in rows])
     axis.set(xscale="log", xlim=(1, 50), xlabel="round of GPFL in rounds of FedPer, engine loop (log scale)")

@@ -42,8 +42,12 @@ def test_tables_of_the_note_on_the_valve_are_the_recorded_results() -> None:
 
     note = (ROOT / "docs" / "valve.md").read_text(encoding="utf-8")
     costs, rank = (json.loads((valve_note.RESULTS / name).read_text()) for name in ("cpu-1-thread.json", "rank.json"))
-    for line in [*valve.rows(costs), *valve_note.exactness_rows(rank)]:
+    for line in [*valve.rows(costs), *valve.byte_rows(costs), *valve_note.exactness_rows(rank)]:
         assert line in note
+    for net, sizes in costs["bytes"].items():
+        assert sizes == valve.count_upload_bytes(net)
+        for form in valve.FORMS:
+            assert f"{sizes[form]:,}" in (ROOT / "docs" / "methods" / "gpfl.md").read_text(encoding="utf-8")
     page = (valve_note.RESULTS / "cpu-1-thread.md").read_text(encoding="utf-8")
     assert valve.page(costs) == page
 
