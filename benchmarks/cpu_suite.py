@@ -27,54 +27,29 @@ MERGED = {f"rounds/cpu-{kind}": f"rounds-{kind}-*" for kind in ("1-thread", "2-t
 MERGED |= {"growth/cpu": "growth-*", "startup/cpu": "startup-*", "curves/cpu": "curves"}
 
 
-def lanes(out: Path, old: list[str], seconds: int) -> list[list[list[str]]]:
+def lanes(out: Path, old: str, seconds: int) -> list[list[list[str]]]:
     """Return the commands of each lane: those that are compared with each other are in one.
 
     Args:
         out: The folder of their files.
-        old: The options of `startup.py` for an older checkout; none leaves it out.
+        old: The options of `startup.py` for an older checkout; empty without one.
         seconds: The time of a case of large nets.
     """
-    cpu = "cpu.py"
-    large = [[f"{task}/{method}" for method in ("gpfl", "fedavg")] for task in ("fmnist", "cifar10")]
-    small = [f"{task}/{method}" for task in ("digits", "agnews") for method in ("gpfl", "fedavg")]
-    budget = ["--repeats", "100", "--seconds"]
-    processes = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(BENCHMARKS / cpu)]
-    two = ["--threads", "2"]
-    return [
-        *([[cpu, *cases, *budget, f"{seconds}", "--out", f"{out}/rounds-1-thread-{i}"]] for i, cases in enumerate(large)),
-        *(
-            [[cpu, *cases, *two, *budget, f"{seconds}", "--out", f"{out}/rounds-2-threads-{i}"]]
-            for i, cases in enumerate(large)
-        ),
-        [
-            [cpu, *small, *budget, f"{seconds // 8}", "--out", f"{out}/rounds-1-thread-small"],
-            [cpu, *small, *two, *budget, f"{seconds // 8}", "--out", f"{out}/rounds-2-threads-small"],
-            *(
-                [
-                    *processes,
-                    *cases,
-                    "--only",
-                    "ours",
-                    "compiled",
-                    *budget,
-                    f"{seconds // 8}",
-                    "--out",
-                    f"{out}/rounds-2-processes-{i}",
-                ]
-                for i, cases in enumerate([*large, small])
-            ),
-        ],
-        [
-            [cpu, "even/gpfl", *two, *f"--clients {n} --only {name} --repeats 3 --out {out}/growth-{n}-{name}".split()]
-            for n, name in GROWTH
-        ],
-        [
-            *([["startup.py", *old, "--out", f"{out}/startup-before"]] if old else []),
-            ["startup.py", "--out", f"{out}/startup-now"],
-            ["curve.py", "--out", f"{out}/curves"],
-        ],
+    large = ["fmnist/gpfl fmnist/fedavg", "cifar10/gpfl cifar10/fedavg"]
+    small = "digits/gpfl digits/fedavg agnews/gpfl agnews/fedavg"
+    long, short = (f"--repeats 100 --seconds {each} --out {out}/rounds" for each in (seconds, seconds // 8))
+    processes = f"-m torch.distributed.run --nproc-per-node 2 {BENCHMARKS / 'cpu.py'}"
+    growth = [f"--clients {n} --only {name} --repeats 3 --out {out}/growth-{n}-{name}" for n, name in GROWTH]
+    commands = [
+        *([f"cpu.py {cases} {long}-1-thread-{i}"] for i, cases in enumerate(large)),
+        *([f"cpu.py {cases} --threads 2 {long}-2-threads-{i}"] for i, cases in enumerate(large)),
+        [f"cpu.py {small} {short}-1-thread-small", f"cpu.py {small} --threads 2 {short}-2-threads-small"],
+        [f"cpu.py even/gpfl --threads 2 {each}" for each in growth]
+        + [f"{processes} {cases} --only ours compiled {short}-2-processes-{i}" for i, cases in enumerate([*large, small])],
+        [f"startup.py {old} --out {out}/startup-before"] * bool(old)
+        + [f"startup.py --out {out}/startup-now", f"curve.py --out {out}/curves"],
     ]
+    return [[shlex.split(command) for command in lane] for lane in commands]
 
 
 def main() -> None:
@@ -85,17 +60,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--one-after-another", action="store_true")
     args = parser.parse_args()
-    old = ["--source", f"{args.old_source}", "--commit", args.old_commit] if args.old_source else []
+    old = f"--source {args.old_source} --commit {args.old_commit}" if args.old_source else ""
     deadline = time.monotonic() + 60 * args.minutes
     cores = sorted(os.sched_getaffinity(0))
     pairs = [cores[i : i + 2] for i in range(0, len(cores) - 1, 2)] or [cores]
     with tempfile.TemporaryDirectory() as parts:
-        work = lanes(Path(parts), old, round(60 * args.minutes / 3.6))
-        if args.one_after_another or len(pairs) < len(work):
+        work = lanes(Path(parts), old, round(60 * args.minutes / 5))
+        alone = args.one_after_another or len(pairs) < len(work)
+        if alone:
             work = [[command for lane in work for command in lane]]
         with ThreadPoolExecutor(len(work)) as pool:
             list(pool.map(lambda lane: run_lane(*lane, deadline), zip(work, pairs, strict=False)))
-        merge(Path(parts), args.out)
+        merge(
+            Path(parts), args.out, f"python benchmarks/cpu_suite.py --minutes {args.minutes:g}" + alone * " --one-after-another"
+        )
 
 
 def run_lane(commands: list[list[str]], cores: list[int], deadline: float) -> None:
@@ -117,12 +95,11 @@ def run_lane(commands: list[list[str]], cores: list[int], deadline: float) -> No
         print(f"{' '.join(command)}\n{output}{state}, {time.monotonic() - start:.0f} s on cores {cores}\n", flush=True)
 
 
-def merge(parts: Path, out: Path) -> None:
-    """Write the files of the lanes, merged, with the command of the suite for rounds."""
-    command = shlex.join(["python", *sys.argv])
+def merge(parts: Path, out: Path, command: str) -> None:
+    """Write the files of the lanes, merged, with the command of the suite for rounds and without the folder of the parts."""
     for name, pattern in MERGED.items():
         files = sorted(parts.glob(f"{pattern}.json"), key=lambda path: path.stat().st_mtime)
-        results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        results = [json.loads(path.read_text(encoding="utf-8").replace(f"{parts}/", "")) for path in files]
         if not results:
             continue
         merged: object = results if name.startswith(("growth", "startup")) else results[0]
