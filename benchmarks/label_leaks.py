@@ -3,9 +3,9 @@
     python benchmarks/label_leaks.py defences digits digits-all-classes heart har fmnist cifar100 amazon
     python benchmarks/label_leaks.py variants digits digits-all-classes heart har fmnist cifar100 amazon
 
-Each task writes a JSON file to `--out`, row by row; rows that it has are skipped. The page is made of all files. Runs train on
-`--device`, the attacks run on the CPU, both in `--jobs` processes. Published data are found as by `gpfl run`: parsed before by
-`gpfl data get`, or as files in the folder GPFL_DATA.
+Each task writes a JSON file to `--out`, row by row; rows that it has are skipped. The page is made of all files. Clients
+train on `--device`, the server estimates on the CPU, both in `--jobs` processes. Published data are found as by `gpfl run`:
+parsed before by `gpfl data get`, or as files in the folder GPFL_DATA.
 """
 
 from __future__ import annotations
@@ -146,16 +146,15 @@ def fit(name: str, method: str, *, seed: int = 0, **settings: object) -> gpfl.Re
     return gpfl.fit(method, federation_of(name, seed), seed=seed, **settings)
 
 
-def engine_with(engine: Engine, defence: DefenceConfig | None = None, clients: int = 1) -> Engine:
-    """Return an engine of the run on the CPU, with a defence of `clients` clients a round."""
-    cpu = torch.device("cpu")
+def engine_with(engine: Engine, device: str, defence: DefenceConfig | None = None, clients: int = 1) -> Engine:
+    """Return an engine of the run on a device, with a defence of `clients` clients a round."""
     method = undefended(engine.method)
-    method.net.to(cpu)
+    method.net.to(torch.device(device))
     if defence is not None:
         if defence.example_clip and isinstance(method, GPFL):
             method = method.replace(mlg_norm="sample_mean")  # the batch's norm is no mean over examples
         method = defend(method, defence, seed=0, min_clients=clients)
-    return Loop(RunSpec(method, engine.federation.to(cpu), engine.schedule, engine.class_counts))
+    return Loop(RunSpec(method, engine.federation.to(torch.device(device)), engine.schedule, engine.class_counts))
 
 
 def attack(engine: Engine, state: RunState, clients: int) -> Leak:
@@ -167,7 +166,8 @@ def attack_sums(engine: Engine, state: RunState) -> dict[str, list[int]]:
     found = {}
     everyone = [client for client in range(len(engine.federation)) if engine.can_train(client)][: max(SUMS)]
     views = observe_uploads(engine, state, [AttackedBatch(client, (0,)) for client in everyone], "epoch")
-    truth = engine.client_info(everyone, state.round).label_counts
+    views = [view.to(torch.device("cpu")) for view in views]
+    truth = engine.client_info(everyone, state.round).label_counts.cpu()
     for size in SUMS:
         groups = [range(first, first + size) for first in range(0, len(everyone) - size + 1, size)]
         right = wrong = 0
@@ -189,7 +189,7 @@ def train_victim(name: str, rounds: int, folder: Path, device: str) -> None:
     fit(name, "gpfl", rounds=rounds, out=folder, device=device)
 
 
-def attack_victim(name: str, folder: Path, state_name: str, defence_name: str) -> dict[str, object]:
+def attack_victim(name: str, folder: Path, state_name: str, defence_name: str, device: str) -> dict[str, object]:
     """Return the leak of a state of a run in a folder: before training, after the last round or in the best one."""
     result = gpfl.load(folder, federation=federation_of(name, 0))
     states = {
@@ -198,7 +198,7 @@ def attack_victim(name: str, folder: Path, state_name: str, defence_name: str) -
         "best": lambda: result.outcome.selected,
     }
     state, defence = states[state_name](), DEFENCES[defence_name]
-    engine = engine_with(result.engine, defence, len(result.engine.federation))
+    engine = engine_with(result.engine, device, defence, len(result.engine.federation))
     leak = attack(engine, state, TASKS[name].clients)
     if defence is None:
         leak.sums = attack_sums(engine, state)
@@ -215,7 +215,9 @@ def measure_defences(name: str, rows: Rows, pool: ProcessPoolExecutor, device: s
             run.result()
         best = json.loads((long / "summary.json").read_text())["selected_round"]
         states = {"0": (early, "start"), "5": (early, "last"), f"best ({best} of {rounds})": (long, "best")}
-        keys = {f"{round_}/{defence}": (name, *state, defence) for round_, state in states.items() for defence in DEFENCES}
+        keys = {
+            f"{round_}/{defence}": (name, *state, defence, device) for round_, state in states.items() for defence in DEFENCES
+        }
         add_rows(rows, pool, attack_victim, keys, save)
 
 
@@ -223,7 +225,7 @@ def measure_variant(name: str, variant: str, seed: int, device: str) -> dict[str
     """Return the accuracy of a variant, and its leak before training and after the last round."""
     method, options = VARIANTS[variant]
     result = fit(name, method, seed=seed, device=device, **options)
-    engine = engine_with(result.engine)
+    engine = engine_with(result.engine, device)
     states = (initial_state(engine), result.outcome.last)
     return {
         "last_ten": 100 * float(result.summary["last_ten_accuracy"]),
@@ -370,6 +372,12 @@ def measure(kind: str, name: str, path: Path, pool: ProcessPoolExecutor, argumen
     save()
 
 
+def start_worker(threads: int) -> None:
+    """Prepare a process: those of all threads each would be many times slower."""
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=PAGES)
@@ -380,7 +388,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")  # a fork cannot use the GPU
-    with ProcessPoolExecutor(arguments.jobs, context, warnings.simplefilter, ("ignore",)) as pool:
+    if arguments.jobs > 1:
+        torch.set_num_threads(1)
+    with ProcessPoolExecutor(arguments.jobs, context, start_worker, (torch.get_num_threads(),)) as pool:
         for name in arguments.tasks:
             pool.submit(federation_of, name, 0).result()  # parse the data once
             measure(arguments.kind, name, arguments.out / f"{arguments.kind}-{name}.json", pool, arguments)

@@ -106,6 +106,38 @@ def test_fitted_features_explain_the_rotation_of_embeddings() -> None:
 # Clients that do not train.
 
 
+@pytest.mark.parametrize(("classes", "width", "rate"), [(2, 5, 0.5), (7, 4, 3.0), (10, 32, 40.0)])
+def test_embeddings_rotate_as_by_the_plain_formula(classes: int, width: int, rate: float) -> None:
+    generator = torch.Generator().manual_seed(classes)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    features, rates = draw(classes, width) / classes, rate * draw(6, classes).abs()
+    features[0] = 0  # a class without samples
+    start = expected = torch.nn.functional.normalize(draw(classes, width), dim=1)
+    for each in rates:
+        cosines = torch.nn.functional.normalize(features, dim=1) @ expected.T
+        force = features - torch.softmax(cosines, 1).T @ features
+        size = force.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        angle = (each.unsqueeze(1) * size).clamp_max(15)
+        cosine = (expected * force / size).sum(1, keepdim=True)
+        moved = expected + force / size * (angle.sinh() + cosine * (angle.cosh() - 1))
+        expected = torch.nn.functional.normalize(moved, dim=1)
+    torch.testing.assert_close(embedding_inference.rotate(start, features, rates), expected, rtol=0, atol=1e-12)
+
+
+def test_where_noise_leaves_no_direction_all_classes_are_guessed_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = train_on_skewed_digits(rounds=1, clip=1.0, noise=0.001)
+    (view,) = observe_uploads(result.engine, state_at(result, "0"), [AttackedBatch(0, (0,))], "epoch")
+    features = torch.ones(10, 3, dtype=torch.float64)
+    features[5:] *= -1
+    monkeypatch.setattr(embedding_inference, "fit_features", lambda *_, **__: features)
+    assert embedding_inference.embedding_scores(view).tolist() == [1] * 10
+    features[0] *= 1.1
+    assert embedding_inference.embedding_scores(view).argmax() == 0
+
+
 def test_clients_that_never_train_are_left_out() -> None:
     result = gpfl.fit("perfedavg", uneven_federation(60, 8, 60), net="mlp", hidden=4, rounds=1, device="cpu")
     assert result.engine.ineligible_clients == [1]

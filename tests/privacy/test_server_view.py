@@ -19,6 +19,7 @@ from gpfl.methods.fedphp import FedPHP
 from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.models.architectures import MLP, net_from_architecture
 from gpfl.privacy.gradient_targets import gradient_targets
+from gpfl.privacy.label_inference import guess_distribution
 from gpfl.privacy.server_view import ServerView
 from gpfl.privacy.uploads import STEPS, AttackedBatch, observe_uploads, state_at
 
@@ -43,6 +44,19 @@ def test_private_parts_are_rejected() -> None:
     (view,) = observe_uploads(result.engine, state_at(result, "0"), [AttackedBatch(0, (0,))], "one")
     with pytest.raises(gpfl.GpflError, match="does not see 'head' of fedper"):
         dataclasses.replace(view, upload={**view.upload, "head": {}})
+
+
+def test_a_view_moves_to_another_device_in_full() -> None:
+    result = train_on_blobs("gpfl", cond_source="stale_local")
+    (view,) = observe_uploads(result.engine, state_at(result, "best"), [AttackedBatch(0, (0,))], "epoch")
+    moved = view.to(torch.device("meta"))
+    assert moved.context_embeddings is not None
+    values = [moved.context_embeddings]
+    for each in (moved.sent, moved.upload, moved.public):
+        values += tree.leaves(each)
+    assert {value.device.type for value in values} == {"meta"}
+    guesses = [guess_distribution(each) for each in (view, view.to(torch.device("cpu")))]
+    torch.testing.assert_close(*guesses, rtol=0, atol=0)
 
 
 def test_the_view_of_an_epoch_is_the_upload_of_the_runs_own_round() -> None:

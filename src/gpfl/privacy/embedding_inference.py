@@ -20,6 +20,8 @@ _EVALUATIONS = 80
 _SPARSITY = 0.02  # weight of the norms of the classes' features in the objective, times the number of classes
 _SATURATION = 1.0
 """Rotation (radians) by one U-th of all features above which embeddings end near their limit within a round."""
+_NEGLIGIBLE = 1e-3
+"""Length of the sum of all features, relative to the sum of their lengths, below which its direction tells nothing."""
 _MAX_ROTATION = 15.0  # exponent above which an embedding ends exactly at its limit
 
 
@@ -32,10 +34,12 @@ def embedding_scores(view: ServerView) -> Tensor:
     defence = view.method.defence if isinstance(view.method, Defended) else NO_DEFENCE
     noisy = defence.noise or defence.example_noise or defence.compresses
     features = fit_features(before, after, rates, positive=not noisy and "cov" in view.sent)
+    rotation: Tensor = torch.linalg.vector_norm(features, dim=1)
     if noisy:  # the noise makes all features long, in all directions: count only the direction of their sum
-        rotation = (features @ F.normalize(features.sum(0), dim=0)).clamp_min(0)
-    else:
-        rotation = torch.linalg.vector_norm(features, dim=1)
+        total = features.sum(0)
+        if torch.linalg.vector_norm(total) < _NEGLIGIBLE * rotation.sum():  # with two classes, often: only rounding is left
+            return torch.ones_like(rotation).float()
+        rotation = (features @ F.normalize(total, dim=0)).clamp_min(0)
     if float(rates.sum(0).mean()) / len(rotation) < _SATURATION:
         return rotation.float()
     return (rotation * growth).sqrt().float()
@@ -79,8 +83,11 @@ def fit_features(before: Tensor, after: Tensor, rates: Tensor, positive: bool) -
         return error.square().sum() + _SPARSITY / classes * norms + (free - features).square().sum()
 
     def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
-        grad, value = torch.func.grad_and_value(objective)(points[0])
-        return grad[None], value[None]
+        with torch.enable_grad():
+            point = points[0].detach().requires_grad_()
+            value = objective(point)
+            (grad,) = torch.autograd.grad(value, point)
+        return grad[None], value.detach()[None]
 
     state = lbfgs.init(torch.full_like(before, 0.1 / classes / width**0.5).flatten()[None], evaluate)
     for _ in range(_EVALUATIONS):
@@ -95,12 +102,19 @@ def rotate(start: Tensor, features: Tensor, rates: Tensor) -> Tensor:
     In each span C_u rotates towards Σ(y_u − s_u)·f along the great circle, by the exact solution for a constant force, so spans
     may be long.
     """
-    directions, rotated = F.normalize(features, dim=1), start
-    for rate in rates:
-        force = features - torch.softmax(directions @ rotated.T, 1).T @ features
-        size = torch.linalg.vector_norm(force, dim=1, keepdim=True).clamp_min(1e-12)
-        towards = force / size
+    own, others = torch.ones(len(start), 1, dtype=start.dtype, device=start.device), torch.zeros_like(start @ start.T)
+    identity, start_products, gram = torch.eye(len(start)).to(others), start @ features.T, features @ features.T
+    lengths = gram.diagonal().clamp_min(1e-24).sqrt()
+    other_products = others  # of `others` with the features
+    for rate in rates:  # directions are own · start + others @ features, so products of classes × classes suffice
+        products = own * start_products + other_products
+        mixture = identity - torch.softmax((products / lengths).T, 1).T  # force = mixture @ features
+        force_products = mixture @ gram
+        size = (force_products * mixture).sum(1, keepdim=True).clamp_min(1e-24).sqrt()
+        cosine = (products * mixture).sum(1, keepdim=True) / size
         angle = (rate.unsqueeze(1) * size).clamp_max(_MAX_ROTATION)
-        cosine = (rotated * towards).sum(1, keepdim=True)
-        rotated = F.normalize(rotated + towards * (angle.sinh() + cosine * (angle.cosh() - 1)), dim=1)
-    return rotated
+        length = angle.sinh() + cosine * (angle.cosh() - 1)
+        norm = (1 + 2 * length * cosine + length.square()).sqrt()
+        own, others = own / norm, (others + length / size * mixture) / norm
+        other_products = (other_products + length / size * force_products) / norm
+    return F.normalize(own * start + others @ features, dim=1)

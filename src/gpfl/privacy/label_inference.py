@@ -133,6 +133,7 @@ def _infer_label_distribution(engine: Engine, state: RunState, client: int) -> L
     everyone = engine.client_info(range(len(engine.federation)), state.round)
     counts = everyone.label_counts.double().cpu().numpy()
     (view,) = observe_uploads(engine, state, [AttackedBatch(client, (0,))], "epoch")
+    view = view.to(torch.device("cpu"))  # many small operations in float64, which a GPU does more slowly
     estimate = _estimate_from_sum(engine, state, client, view) if engine.aggregation.secure_sum else estimate_distribution(view)
     truth = counts[client] / counts[client].sum()
     guess = None if estimate is None else estimate.guess.double().cpu().numpy()

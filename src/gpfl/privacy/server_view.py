@@ -1,8 +1,10 @@
 """What an honest-but-curious server observes of one client's round, and the gradient it derives before any attack."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from gpfl.core import tree
@@ -42,6 +44,12 @@ class ServerView:
                 raise GpflError(
                     f"the server does not see '{hidden[0]}' of {self.method.name}; '{name}' may hold {sorted(allowed)}"
                 )
+
+    def to(self, device: torch.device) -> "ServerView":
+        """Return the view with its values on a device."""
+        embeddings = None if self.context_embeddings is None else self.context_embeddings.to(device)
+        sent, upload, public = (tree.to(each, device) for each in (self.sent, self.upload, self.public))
+        return dataclasses.replace(self, sent=sent, upload=upload, public=public, context_embeddings=embeddings)
 
     @property
     def weights(self) -> Tree:
