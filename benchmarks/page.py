@@ -105,7 +105,7 @@ def draw_figure(panels: dict[str, dict[str, Points]]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "gpfl"
+    mpl.rcParams.update({"svg.hashsalt": "gpfl", "svg.fonttype": "none"})  # text as text: a third of the size
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False)

@@ -221,7 +221,9 @@ def start_figure(panels: int, size: tuple[float, float]) -> Any:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams.update({"svg.hashsalt": "gpfl", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    mpl.rcParams.update(
+        {"svg.hashsalt": "gpfl", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
     from matplotlib import pyplot as plt
 
     return plt.subplots(1, panels, figsize=size, squeeze=False, layout="constrained")
