@@ -177,7 +177,7 @@ def mean_of_last(values: Sequence[float]) -> float:
 def fall(values: Sequence[float]) -> float:
     """Return how far the last rounds lie below the best ten in a row: a single best round is above its level by noise alone."""
     means = np.convolve(values, np.ones(LAST) / LAST, "valid") if len(values) >= LAST else np.array([np.mean(values)])
-    return float(means.max()) - mean_of_last(values)
+    return max(0.0, float(means.max()) - mean_of_last(values))
 
 
 def describe(runs: dict[str, Curves]) -> dict[str, list[float]]:
@@ -242,6 +242,7 @@ def main() -> None:
     rows = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
     gpu = f", {torch.cuda.get_device_name()}" if arguments.device.startswith("cuda") else ""
     options = [f"--device {arguments.device} --jobs {arguments.jobs}"] if gpu else []
+    options += [f"--seeds {arguments.seeds}"] if arguments.seeds < 3 else []
     torch.set_num_threads(1 if arguments.jobs > 1 else torch.get_num_threads())
     origin = {
         "command": " ".join(["python benchmarks/gpfl_defaults.py", *arguments.tasks, *options]),

@@ -31,6 +31,7 @@ from gpfl.core import tree
 from gpfl.defences import DefenceConfig, defend, undefended
 from gpfl.engine import RunSpec
 from gpfl.engine.base import Engine, Loop
+from gpfl.io.provenance import current_commit
 from gpfl.methods.gpfl import GPFL, embeddings_of
 from gpfl.privacy.label_inference import LabelInference, infer_label_distributions
 from gpfl.privacy.uploads import AttackedBatch, initial_state, observe_uploads
@@ -81,6 +82,7 @@ TASKS = {
     "amazon": Task("Amazon Review, 4 domains", "amazon", {}, {}, 30),
 }  # fmt: skip
 MU = 0.1  # of GPFL on all tasks
+NOT_RUN = "not run"
 
 DEFENCES: dict[str, DefenceConfig | None] = {
     "none": None,
@@ -272,6 +274,10 @@ def cell(leak: Mapping[str, object]) -> str:
     return f"{text} [{low:.2f}, {high:.2f}]"
 
 
+def rounds_of(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(key.split("/")[0] for key in rows))
+
+
 def defences_page(results: Sequence[Mapping[str, object]]) -> str:
     names = list(DEFENCES)
     lines = [
@@ -284,14 +290,17 @@ def defences_page(results: Sequence[Mapping[str, object]]) -> str:
     ]
     for result in results:
         rows: Rows = result["rows"]
-        for round_ in dict.fromkeys(key.split("/")[0] for key in rows):
-            leaks = [rows[f"{round_}/{name}"] for name in names]
-            lines.append(f"| {result['title']} | {round_} | {leaks[0]['uniform']:.3f} | {' | '.join(map(cell, leaks))} |")
-            shown = [leaks[0]["sums"].get(str(size)) for size in SUMS]
-            texts = [
-                "–" if each is None else f"{each[0]} of {each[2]}" + f", {each[1]} wrong" * bool(each[1]) for each in shown
-            ]
-            sums.append(f"| {result['title']} | {round_} | {' | '.join(texts)} |")
+        for round_ in rounds_of(rows):
+            leaks = {name: rows[f"{round_}/{name}"] for name in names if f"{round_}/{name}" in rows}
+            cells = [cell(leaks[name]) if name in leaks else NOT_RUN for name in names]
+            uniform = next(iter(leaks.values()))["uniform"]
+            lines.append(f"| {result['title']} | {round_} | {uniform:.3f} | {' | '.join(cells)} |")
+            if "none" in leaks:
+                shown = [leaks["none"]["sums"].get(str(size)) for size in SUMS]
+                texts = [
+                    "–" if each is None else f"{each[0]} of {each[2]}" + f", {each[1]} wrong" * bool(each[1]) for each in shown
+                ]
+                sums.append(f"| {result['title']} | {round_} | {' | '.join(texts)} |")
     return "\n".join([*lines, "", "Clients whose class counts a secure sum still shows exactly, without a defence:", "", *sums])
 
 
@@ -302,14 +311,25 @@ def variants_page(results: Sequence[Mapping[str, object]]) -> str:
     ]
     for result in results:
         for name in VARIANTS:
-            seeds = [result["rows"][f"{name}/{seed}"] for seed in SEEDS]
-            accuracy = [
-                f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
-                for values in ([row[key] for row in seeds] for key in ("last_ten", "best"))
-            ]
+            seeds = [result["rows"][f"{name}/{seed}"] for seed in SEEDS if f"{name}/{seed}" in result["rows"]]
+            if not seeds:
+                continue
+            accuracy = [with_spread([row[key] for row in seeds]) for key in ("last_ten", "best")]
             leaks = [cell(pool_leaks([row["leaks"][index] for row in seeds])) for index in (0, 1)]
-            lines.append(f"| {result['title']} | {name} | {' | '.join([*accuracy, *leaks])} |")
+            count = "" if len(seeds) == len(SEEDS) else f" ({len(seeds)} of {len(SEEDS)} seeds)"
+            lines.append(f"| {result['title']} | {name}{count} | {' | '.join([*accuracy, *leaks])} |")
     return "\n".join(lines)
+
+
+def with_spread(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
+
+
+def missing_rows(kind: str, result: Mapping[str, object]) -> list[str]:
+    """Return what a task's file lacks: states of a run or variants of which no row was run."""
+    if kind == "variants":
+        return [name for name in VARIANTS if not any(f"{name}/{seed}" in result["rows"] for seed in SEEDS)]
+    return [] if any(each.startswith("best") for each in rounds_of(result["rows"])) else ["the best round"]
 
 
 def pool_leaks(leaks: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -333,7 +353,7 @@ NOTES = {
     "defences": f"{DISTANCE} States are those of an undefended run of GPFL as published; each defence changes the upload of "
     "one local round from there, with noise as of a round of all clients. Columns of noise clip updates to norm 1, those of "
     "example noise gradients. 4 bits and top 10 % leave most entries unchanged, so that no bounds are given.",
-    "variants": f"{DISTANCE} Test accuracy over three seeds with standard deviation. Where "
+    "variants": f"{DISTANCE} Test accuracy over three seeds, unless stated, with standard deviation. Where "
     "the valve tells nothing, the guess comes from the embeddings.",
 }
 
@@ -341,11 +361,13 @@ NOTES = {
 def page(kind: str, out: Path) -> str:
     """Return the page of the results in a folder."""
     files = [out / f"{kind}-{name}.json" for name in TASKS]
-    results = [json.loads(path.read_text()) for path in files if path.exists()]
-    commands = "\n".join(f"{each['command']}  # {each['minutes']} minutes, {each['machine']}" for each in results)
-    missing = ", ".join(name for name, path in zip(TASKS, files, strict=True) if not path.exists())
-    left = f"Not run: {missing}.\n\n" if missing else ""
-    return f"# Label leak of GPFL: {kind}\n\n{NOTES[kind]}\n\n{PAGES[kind][1](results)}\n\n{left}```sh\n{commands}\n```\n"
+    results = {name: json.loads(path.read_text()) for name, path in zip(TASKS, files, strict=True) if path.exists()}
+    commands = "\n".join(f"{each['command']}  # {each['minutes']} minutes, {each['machine']}" for each in results.values())
+    missing = [name for name in TASKS if name not in results]
+    missing += [f"{name}: {', '.join(rows)}" for name, each in results.items() if (rows := missing_rows(kind, each))]
+    left = f"Not run: {'; '.join(missing)}.\n\n" if missing else ""
+    table = PAGES[kind][1](list(results.values()))
+    return f"# Label leak of GPFL: {kind}\n\n{NOTES[kind]}\n\n{table}\n\n{left}```sh\n{commands}\n```\n"
 
 
 def measure(kind: str, name: str, path: Path, pool: ProcessPoolExecutor, arguments: argparse.Namespace) -> None:
@@ -363,13 +385,24 @@ def measure(kind: str, name: str, path: Path, pool: ProcessPoolExecutor, argumen
 
     def save() -> None:
         result["command"] = " ".join(["python benchmarks/label_leaks.py", kind, name, *options])
-        result["machine"] = f"torch {torch.__version__.split('+')[0]}, {machine}, {cpu_name()}{gpu}"
+        result["machine"] = (
+            f"torch {torch.__version__.split('+')[0]}, {machine}, {cpu_name()}{gpu}, commit {current_commit()[:7]}"
+        )
         result["minutes"] = round(before + (time.perf_counter() - start) / 60, 1)
-        path.with_suffix(".tmp").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".tmp").write_text(json.dumps(rounded(result)) + "\n", encoding="utf-8")
         path.with_suffix(".tmp").replace(path)
 
     PAGES[kind][0](name, result["rows"], pool, arguments.device, save)
     save()
+
+
+def rounded(value: object) -> object:
+    """Return a JSON value with numbers of six digits after the point."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def start_worker(threads: int) -> None:

@@ -221,9 +221,8 @@ def start_figure(panels: int, size: tuple[float, float]) -> Any:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams.update(
-        {"svg.hashsalt": "gpfl", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
+    mpl.rcParams.update({"svg.hashsalt": "gpfl", "svg.fonttype": "none"})  # outlines of text take several times the room
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     from matplotlib import pyplot as plt
 
     return plt.subplots(1, panels, figsize=size, squeeze=False, layout="constrained")
@@ -277,11 +276,12 @@ def draw_leak() -> None:
         "har": "HAR, 30 people",
         "cifar100": "Cifar100, 10 of 50",
     }
-    for (name, label), marker in zip(labels.items(), "os^Dv", strict=True):
-        if not (path := folder / f"defences-{name}.json").exists():
+    for (task, label), marker in zip(labels.items(), "os^Dv", strict=True):
+        if not (path := folder / f"defences-{task}.json").exists():
             continue
         rows = json.loads(path.read_text())["rows"]
-        (line,) = left.plot(list(noises.values()), [rows[f"5/{n}"]["distance"] for n in noises], marker=marker, label=label)
+        distances = {text: rows[f"5/{name}"]["distance"] for name, text in noises.items() if f"5/{name}" in rows}
+        (line,) = left.plot(list(distances), list(distances.values()), marker=marker, label=label)
         left.axhline(rows["5/none"]["uniform"], color=line.get_color(), linestyle=":", linewidth=1)
         sums = {size: rows["5/none"]["sums"][size] for size in sizes if size in rows["5/none"]["sums"]}
         right.plot(list(sums), [shown / total for shown, _, total in sums.values()], marker=marker, color=line.get_color())

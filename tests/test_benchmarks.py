@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import lzma
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +36,27 @@ def test_pages_of_label_leaks_match_the_recorded_results(kind: str) -> None:
 
     folder = ROOT / "docs" / "results" / "label-leaks"
     assert label_leaks.page(kind, folder) == (folder / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def test_page_of_defaults_and_table_of_falls_match_the_recorded_results() -> None:
+    import falls
+    import gpfl_defaults
+
+    folder = ROOT / "docs" / "results" / "defaults"
+    runs = json.loads(lzma.decompress((folder / "runs.json.xz").read_bytes()))
+    assert gpfl_defaults.page(runs) == (folder / "table.md").read_text(encoding="utf-8")
+    assert "\n".join(falls.rows()) in (ROOT / "docs" / "methods" / "gpfl.md").read_text(encoding="utf-8")
+
+
+def test_noise_of_constant_accuracy_is_the_fall_that_is_expected_of_it() -> None:
+    import falls
+
+    rng = np.random.default_rng(0)
+    runs = [falls.Fall.of(rng.normal(90, 0.5, 50)) for _ in range(40)]
+    assert abs(np.mean([each.best - each.last - each.noise for each in runs])) < 0.1
+    steady = falls.Fall.of(np.linspace(90, 80, 50))
+    assert steady.noise < 1e-6
+    assert 5 < steady.of_means < steady.best - steady.last
 
 
 def test_tables_of_the_note_on_the_valve_are_the_recorded_results() -> None:
