@@ -141,10 +141,11 @@ def _list_experiments() -> None:
     for experiment in experiments.load_experiments().values():
         aliases = ", ".join(experiment.aliases)
         print_line(f"{experiment.name} ({aliases}): {experiment.title}; {len(experiment.rows)} methods")
+        width = max(len(column.key) for column in experiment.columns)
         for column in experiment.columns:
             extra = "; on request: name it in --cells" if column.extra else ""
             missing = "" if grid.has_data(column.data) else f"; data not downloaded: gpfl data get {column.data}"
-            print_line(f"  {column.key:<26}{column.heading}, {column.group}{extra}{missing}")
+            print_line(f"  {column.key:<{width}}  {column.heading}, {column.group}{extra}{missing}")
     print_line("privacy (table5): attacks on uploads: gpfl privacy attacks")
     print_line("")
     print_line("gpfl reproduce table1 --methods gpfl,fedavg --cells cifar100/practical    # two rows of one column")
