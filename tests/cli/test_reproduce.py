@@ -102,7 +102,7 @@ def test_without_a_name_the_experiments_are_listed(command: Command) -> None:
     said = command("reproduce")
     assert said.code == 0, said.err
     assert "toys (table9): Toys; 3 methods" in said.out
-    assert "  toy/some                  N = 3|4, toys" in said.out
+    assert "  toy/some   N = 3|4, toys" in said.out
     assert "HAR, people; data not downloaded: gpfl data get har" in said.out
     assert "Extra, toys; on request: name it in --cells" in said.out
     assert read_files(Path()) == {}

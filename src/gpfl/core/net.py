@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gpfl.core import module_checks as checks
-from gpfl.core import tree
+from gpfl.core import precision, tree
 from gpfl.core.module_checks import Parts, batch_norm_buffers, make_template, trainable_parameters
 from gpfl.core.options import Value
-from gpfl.core.precision import net_autocast
 from gpfl.core.randomness import fork_rng
 from gpfl.core.tree import Tree
 from gpfl.errors import GpflError
@@ -177,9 +177,9 @@ class Model:
             statistics = tree.map_leaves(lambda value: value + zero, statistics)
             self.batch_norm_stats[part] = statistics
         state.update(statistics)  # type: ignore[arg-type]
-        with net_autocast(x.device) as rounded:
-            out: Tensor = functional_call(self.net.module(part, training=self.training), state, (x,))
-        return out.float() if rounded else out
+        call = partial(functional_call, self.net.module(part, training=self.training), state, (x,))
+        in_bf16 = precision.active[-1] == "bf16" and x.device.type == "cpu"
+        return precision.call_in_bf16(call) if in_bf16 else call()
 
 
 def _weights_of(parts: Parts) -> Tree:

@@ -15,7 +15,8 @@ MATMUL_PRECISIONS = {"float32": "highest", "tf32": "high", "bf16": "medium"}
 BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Parts of `torch.backends` that have a `fp32_precision` of their own in newer versions of torch."""
 NORMALISATIONS = {F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm}
-_precisions = ["float32"]  # of the runs in progress, the innermost last; torch has no such setting for CPUs
+active = ["float32"]
+"""Precisions of the runs in progress, the innermost last. For CPUs torch has no such setting."""
 
 
 @contextmanager
@@ -23,32 +24,28 @@ def matmul_precision(precision: str) -> Iterator[None]:
     """Run matrix products and convolutions in a precision, and restore torch's settings after.
 
     By default torch lets convolutions on a GPU use TF32. With bf16 our kernels round the factors to bf16; cuBLAS and cuDNN
-    then use TF32, as torch's "medium" permits. On a CPU, bf16 holds for nets, see `net_autocast`.
+    then use TF32, as torch's "medium" permits. On a CPU, bf16 holds for nets, see `call_in_bf16`.
     """
     before = read_settings()
     exact = precision == "float32"
     by_backend = {name: "ieee" if exact else "tf32" for name in before.by_backend if exact or not name.startswith("mkldnn")}
     apply_settings(PrecisionSettings(MATMUL_PRECISIONS[precision], not exact, by_backend))
-    _precisions.append(precision)
+    active.append(precision)
     try:
         yield
     finally:
-        _precisions.pop()
+        active.pop()
         apply_settings(before)
 
 
-@contextmanager
-def net_autocast(device: torch.device) -> Iterator[bool]:
-    """Call a net in the block in bf16 if that is the precision of a run on a CPU, and return whether it is.
+def call_in_bf16(net: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return the output of a net on a CPU, whose convolutions and linear layers round their inputs and weights to bf16.
 
-    Convolutions and linear layers round their inputs and weights to bf16; the weights themselves and normalisation are float32.
+    The weights themselves, normalisation and the output are float32.
     """
-    if device.type != "cpu" or _precisions[-1] != "bf16":
-        yield False
-        return
     # The cache of autocast would return the weights of older steps.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), _Float32Normalisation():
-        yield True
+        return net().float()
 
 
 class _Float32Normalisation(TorchFunctionMode):
