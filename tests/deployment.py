@@ -48,10 +48,10 @@ CONFIG: Sections = {
 POLICY: Mapping[str, object] = {"secure_sum": False}
 
 
-def write_data(folder: Path) -> Path:
+def write_data(folder: Path, sites: Sequence[str] = SITES) -> Path:
     """Write one file for each hospital, and return the schema."""
     rows = make_rows()
-    for k, site in enumerate(SITES):
+    for k, site in enumerate(sites):
         write_rows(folder / f"{site}.csv", rows[k::3], COLUMNS)
     schema = folder.parent / "schema.toml"
     schema.write_text(SCHEMA)
@@ -67,16 +67,17 @@ def make(
     names: Sequence[str] = ("localhost", "127.0.0.1"),
     port: int = 0,
     settings: Mapping[str, object] | None = None,
+    sites: Sequence[str] = SITES,
 ) -> DataCard:
     """Make a deployment of `folder/d` whose sites have accepted the card. By default sites connect to the SuperLink itself."""
     (folder / "pooled").mkdir(parents=True)
     sections = {**CONFIG, **(config or {})}
-    sections["data"] = {**sections["data"], "schema": str(write_data(folder / "pooled"))}
-    card = DataCard.make("test", SITES[::-1], sections, secure_sum=secure_sum)
+    sections["data"] = {**sections["data"], "schema": str(write_data(folder / "pooled", sites))}
+    card = DataCard.make("test", sites[::-1], sections, secure_sum=secure_sum)
     settings = {"link_port": free_port(), **(settings or {})}
     port = port or cast(int, settings["link_port"])
     make_deployment(folder / "d", card, names, port=port, policy=policy, settings=settings)
-    for site in SITES:
+    for site in sites:
         data = folder / "d" / "sites" / site / "data"
         data.mkdir()
         (data / "rows.csv").write_bytes((folder / "pooled" / f"{site}.csv").read_bytes())

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ FAULTS = (
     "SuperLink killed, its database lost",
     "coordinator process killed",
     "SuperLink, coordinator and their commands killed at once, started again by hand",
+    "services of coordinator and site killed, restarted by systemd",
     "slow site",
     "late reply",
     "full disk at a site",
@@ -60,16 +62,18 @@ FAULTS = (
 """All faults, in the order of the table."""
 DEFAULTS: Mapping[str, object] = {"rounds": ROUNDS, "min_clients": 2, "deadline": 40.0}
 """Settings of a deployment; the line of a fault says what else it had."""
+TEXT = """Three sites with node keys on one machine, over TLS, GPFL. Every fault happens to running programs. `make faults`
+writes this page; a fault whose test fails has no line. The tests check that the run was finished afterwards, all models are
+finite, each site's model can be made again from its private state, and the log names what happened. Two kinds differ: where
+an intruder is refused, they check that the node fails with the error in the line and the models equal those of the
+simulation; with the stolen CA certificate nothing is trained, and the check is the proxy's 404. Unless the line says
+otherwise: {defaults}. Seconds are those of the whole deployment; {workers} ran at a time."""
+RUN = "Commit {commit}, {machine}, flwr {flwr}, torch {torch}; {passed} of {faults} faults passed, in {minutes:.0f} min."
 HEAD = """# Faults of deployments
 
-Three sites with node keys on one machine, over TLS, GPFL. Every fault happens to running programs. `make faults` writes this
-page; a fault whose test fails has no line. The tests check that the run was finished afterwards, all models are finite, each
-site's model can be made again from its private state, and the log names what happened. Two kinds differ: where an intruder is
-refused, they check that the node fails with the error in the line and the models equal those of the simulation; with the stolen
-CA certificate nothing is trained, and the check is the proxy's 404. Unless the line says otherwise: {defaults}. Seconds are
-those of the whole deployment, beside others: {workers} ran at a time.
+{text}
 
-Commit {commit}, {machine}, flwr {flwr}, torch {torch}; {passed} of {faults} faults passed, in {minutes:.0f} min.
+{run}
 
 | fault | outcome | in the log | s |
 | --- | --- | --- | --- |
@@ -99,9 +103,8 @@ def write_table(lines: Iterable[tuple[str, str]], seconds: float, workers: int) 
     rows = dict(lines)
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next(line.partition(": ")[2] for line in info if line.startswith("model name"))
-    head = HEAD.format(
-        defaults=describe_settings(DEFAULTS),
-        workers=workers or 1,
+    text = TEXT.format(defaults=describe_settings(DEFAULTS), workers=workers)
+    run = RUN.format(
         commit=git("describe", "--always", "--dirty=, with changes"),
         machine=f"{os.cpu_count()} cores of an {cpu}, load {os.getloadavg()[2]:.1f}",
         flwr=metadata.version("flwr"),
@@ -110,6 +113,7 @@ def write_table(lines: Iterable[tuple[str, str]], seconds: float, workers: int) 
         faults=len(FAULTS),
         minutes=seconds / 60,
     )
+    head = HEAD.format(text=textwrap.fill(text, 128), run=textwrap.fill(run, 128))
     TABLE.write_text(head + "".join(rows[fault] + "\n" for fault in FAULTS if fault in rows))
 
 

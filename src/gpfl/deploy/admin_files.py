@@ -38,6 +38,7 @@ User={user}
 {group}ExecStart={command}
 Restart={restart}
 RestartSec={delay}
+SuccessExitStatus=143
 KillMode=control-group
 UMask=0077
 NoNewPrivileges=yes
