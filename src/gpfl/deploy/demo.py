@@ -199,7 +199,10 @@ def _prepare_folder(data: str, folder: Path, method: str, rounds: int) -> DataCa
         own["schema"] = str(schema)
         card = DataCard.make("demo", names, config)
     else:
-        card = _card_of_digits(names, config, folder / "data")
+        # With all ten classes, of which each site has only some.
+        classes = tuple(map(str, range(10)))
+        example = FileDataset(name="digits", description="", path=folder / "data", classes=classes).load()
+        card = DataCard.make("demo", names, config, example)
     # Secure sums round: the models would not be bit-identical to those of a simulation without them.
     policy: dict[str, object] = {"secure_sum": False}
     settings: dict[str, object] = {"link_port": free_port(), "connect": 120.0, "deadline": 300.0}
@@ -211,12 +214,6 @@ def _prepare_folder(data: str, folder: Path, method: str, rounds: int) -> DataCa
         files.write_text(site / SITE, toml.dump({"name": name, "server": server, "data": str(path.resolve())}))
         SiteFolder(site).accept()
     return card
-
-
-def _card_of_digits(names: list[str], config: ConfigDict, path: Path) -> DataCard:
-    """Return the card of digits, with all ten classes, of which each site has only some."""
-    example = FileDataset(name="digits", description="", path=path, classes=tuple(map(str, range(10)))).load()
-    return DataCard.make("demo", names, config, example)
 
 
 def _compare(folder: Path, card: DataCard, expected: Result) -> list[SiteResult]:

@@ -199,11 +199,11 @@ def worker_command(site: SiteFolder) -> list[str]:
     return [sys.executable, "-m", "gpfl.deploy.worker", str(site.path.resolve())]
 
 
-def supernode_command(site: SiteFolder, server: str = "") -> list[str]:
-    """Return the command of a site's SuperNode. `server` is in place of the address in site.toml."""
+def supernode_command(site: SiteFolder) -> list[str]:
+    """Return the command of a site's SuperNode."""
     worker = toml.format_value(str(socket_path(site.path)))
     return [
-        *(sys.executable, "-m", "gpfl.deploy.flower", "--superlink", server or site.server),
+        *(sys.executable, "-m", "gpfl.deploy.flower", "--superlink", site.server),
         *("--root-certificates", str((site.path / "ca.crt").resolve())),
         *("--auth-supernode-private-key", str((site.path / "node.key").resolve())),
         *("--host", "127.0.0.1", "--port", str(free_port()), "--node-config", f"socket={worker}"),

@@ -26,6 +26,10 @@ from gpfl.io import files
 
 CLIENTS_LOG = "clients.jsonl"
 """File of a run's folder with a line for each round: who was averaged, who was dropped and why."""
+MAX_NORM_RATIO = 10.0
+"""Largest norm of an update in multiples of the cohort's median."""
+ATTEMPTS = 3
+"""How often a round is tried before the run stops."""
 
 
 class Record(TypedDict):
@@ -52,8 +56,6 @@ class Remote(Engine):
         transport: Sends messages to sites.
         folder: Folder of the run.
         min_clients: Fewest uploads of a round.
-        max_norm_ratio: Largest norm of an update in multiples of the cohort's median; 0 = no limit.
-        attempts: How often a round is tried before the run stops.
         log: Called with a line for each event.
 
     """
@@ -70,16 +72,14 @@ class Remote(Engine):
         folder: Path,
         *,
         min_clients: int = 1,
-        max_norm_ratio: float = 10.0,
-        attempts: int = 3,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(spec)
         self.local_clients: Sequence[int] = ()
         self._roster, self._transport, self._path, self._log = roster, transport, folder / CLIENTS_LOG, log
-        self._min_clients, self._attempts = min_clients, attempts
+        self._min_clients = min_clients
         self._template = self._make_template()
-        self._guard = Guard(tree.flatten(self._template), self.method, max_norm_ratio)
+        self._guard = Guard(tree.flatten(self._template), self.method, MAX_NORM_RATIO)
         self._replies: tuple[int, dict[int, RoundReply]] = (-1, {})  # of the last round that was asked for
         self._errors: dict[int, str] = {}
         self._traffic: dict[str, list[int]] = {}  # of all attempts at the round
@@ -105,7 +105,7 @@ class Remote(Engine):
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
         """Return the scores of the clients that answer, and let those of the next round train in the same message."""
-        for attempt in range(self._attempts):
+        for attempt in range(ATTEMPTS):
             if self._replies[0] != request.round or attempt:
                 last = request.round == self.schedule.rounds
                 self._ask(request.round, request.shared, self._cohort(request.round), evaluate=True, final=last)
@@ -138,7 +138,7 @@ class Remote(Engine):
         if self.aggregation.secure_sum:
             return self._train_summed(request)
         needed = max(self._min_clients, self.aggregation.min_clients)
-        for attempt in range(self._attempts):
+        for attempt in range(ATTEMPTS):
             if self._replies[0] != request.round or attempt:
                 self._ask(request.round, request.shared, request.cohort, evaluate=False)
             replies = self._accept(request)
@@ -162,15 +162,14 @@ class Remote(Engine):
         """Return the mean in a secure sum, repeating the round without sites that drop out."""
         cohort, template = list(request.cohort), tree.flatten(self._template)
         needed = max(self.aggregation.min_clients, self._min_clients)
-        for attempt in range(self._attempts):
+        for attempt in range(ATTEMPTS):
             if self._replies[0] != request.round or attempt:
                 self._ask(request.round, request.shared, cohort, evaluate=False, attempt=attempt)
             replies = {client: self._replies[1][client] for client in cohort if client in self._replies[1]}
             names = next((reply.terms.keys() for reply in replies.values()), set[str]())
             for client, reply in list(replies.items()):
                 if fault := find_masked_fault(reply.upload, template) or _find_terms_fault(reply, names):
-                    self._errors[client] = f"upload dropped: {fault}"
-                    self._log(f"round {request.round}: upload of {self._name(client)} dropped: {fault}")
+                    self._drop(request.round, client, fault)
                     del replies[client]
             if len(replies) == len(cohort) >= needed:
                 total = sum_masked([reply.upload for _, reply in sorted(replies.items())], template)
@@ -270,17 +269,18 @@ class Remote(Engine):
         """Return the replies whose uploads may be averaged; the others' reasons are kept."""
         replies = {client: self._replies[1][client] for client in request.cohort if client in self._replies[1]}
         faults = self._guard.find_faults({c: r.upload for c, r in replies.items()}, tree.flatten(request.shared))
-        terms = {client: frozenset(reply.terms) for client, reply in replies.items() if client not in faults}
-        usual = max(terms.values(), key=lambda names: list(terms.values()).count(names), default=frozenset())
-        for client, names in terms.items():
-            if names != usual or not names:
-                faults[client] = f"its loss terms are {', '.join(sorted(names)) or 'missing'}"
-            elif not all(map(math.isfinite, replies[client].terms.values())):
-                faults[client] = "its training loss is NaN or infinite"
+        terms = [frozenset(reply.terms) for client, reply in replies.items() if client not in faults]
+        usual = max(terms, key=terms.count, default=frozenset())
+        for client, reply in replies.items():
+            if client not in faults and (fault := _find_terms_fault(reply, usual)):
+                faults[client] = fault
         for client, fault in faults.items():
-            self._errors[client] = f"upload dropped: {fault}"
-            self._log(f"round {request.round}: upload of {self._name(client)} dropped: {fault}")
+            self._drop(request.round, client, fault)
         return {client: reply for client, reply in replies.items() if client not in faults}
+
+    def _drop(self, round: int, client: int, fault: str) -> None:
+        self._errors[client] = f"upload dropped: {fault}"
+        self._log(f"round {round}: upload of {self._name(client)} dropped: {fault}")
 
     def _make_template(self) -> Tree:
         """Return an upload of the method, for its names, shapes and types."""

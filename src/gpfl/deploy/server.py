@@ -4,7 +4,6 @@ import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from gpfl.deploy import keys
 from gpfl.deploy.card import DataCard
@@ -58,7 +57,8 @@ class CoordinatorFolder:
 
     def nodes(self) -> dict[int, int]:
         """Return the node of each client. Raise if a site has none."""
-        numbers = files.read_json(self.path / NODES, "register the sites with gpfl deploy server") if self._has_nodes else {}
+        path = self.path / NODES
+        numbers = files.read_json(path, "register the sites with gpfl deploy server") if path.exists() else {}
         lacking = [site for site in self.card.sites if site not in numbers]
         if lacking:
             raise GpflError(
@@ -72,10 +72,6 @@ class CoordinatorFolder:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise GpflError(f"{self.path / DEPLOYMENT}: {key} is {value!r}; it must be a number, at least 0")
         return float(value)
-
-    @property
-    def _has_nodes(self) -> bool:
-        return (self.path / NODES).exists()
 
 
 def run_coordinator(path: Path, connect: Connect, nodes: Mapping[int, int] | None = None) -> RunOutcome:
@@ -95,7 +91,9 @@ def run_coordinator(path: Path, connect: Connect, nodes: Mapping[int, int] | Non
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the process ends: there is one coordinator at a time
 
         def log(text: str) -> None:
-            _write_line(file, text)
+            line = f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
+            print(line, flush=True)
+            file.write(line + "\n")
 
         try:
             min_clients = int(folder.number("min_clients", 1))
@@ -143,9 +141,3 @@ def _signed(transport: Transport, key: Path) -> Transport:
         return transport({client: keys.sign(message, key) for client, message in messages.items()})
 
     return send
-
-
-def _write_line(file: TextIO, text: str) -> None:
-    line = f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
-    print(line, flush=True)
-    file.write(line + "\n")
