@@ -38,6 +38,21 @@ def test_pages_of_label_leaks_match_the_recorded_results(kind: str) -> None:
     assert label_leaks.page(kind, folder) == (folder / f"{kind}.md").read_text(encoding="utf-8")
 
 
+def test_pages_of_label_leaks_show_what_was_run_of_incomplete_tasks(tmp_path: Path) -> None:
+    import label_leaks
+
+    leak = vars(label_leaks.Leak(0.25, 0.5, 1, 4, [0.0, 1.0]))
+    rows = {"defences": {"0/clip 1": leak}, "variants": {"FedPer/0": {"last_ten": 90.0, "best": 91.0, "leaks": [leak, leak]}}}
+    for kind, row in rows.items():
+        result = {"title": "HAR", "rows": row, "command": "python", "minutes": 1, "machine": "CPU"}
+        (tmp_path / f"{kind}-har.json").write_text(json.dumps(result))
+    defences, variants = (label_leaks.page(kind, tmp_path) for kind in rows)
+    assert "| HAR | 0 | 0.500 | not run | 0.250, 1 of 4 exact [0.00, 1.00] | not run |" in defences
+    assert "har: the best round." in defences
+    assert "| HAR | FedPer (1 of 3 seeds) | 90.00 | 91.00 |" in variants
+    assert "har: as published, " in variants
+
+
 def test_page_of_defaults_and_table_of_falls_match_the_recorded_results() -> None:
     import falls
     import gpfl_defaults
