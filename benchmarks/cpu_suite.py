@@ -23,6 +23,8 @@ from pathlib import Path
 
 BENCHMARKS = Path("benchmarks")  # commands are recorded as they are run, in the root of the repository
 GROWTH = [(clients, name) for clients in (20, 100, 500) for name in ("plain", "ours", "compiled")]
+N_LANES, N_LARGE = 7, 10  # lanes, and cases of large nets, with eight small ones as an eighth of one each and two of processes
+SECONDS_OF_THE_REST = 420  # growth, start-up and curves on two cores
 MERGED = {f"rounds/cpu-{kind}": f"rounds-{kind}-*" for kind in ("1-thread", "2-threads", "2-processes")}
 MERGED |= {"growth/cpu": "growth-*", "startup/cpu": "startup-*", "curves/cpu": "curves"}
 
@@ -65,8 +67,9 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     pairs = [cores[i : i + 2] for i in range(0, len(cores) - 1, 2)] or [cores]
     with tempfile.TemporaryDirectory() as parts:
-        work = lanes(Path(parts), old, round(60 * args.minutes / 5))
-        alone = args.one_after_another or len(pairs) < len(work)
+        alone = args.one_after_another or len(pairs) < N_LANES
+        seconds = (60 * args.minutes - SECONDS_OF_THE_REST) / N_LARGE if alone else 60 * args.minutes / 5
+        work = lanes(Path(parts), old, max(10, round(seconds)))
         if alone:
             work = [[command for lane in work for command in lane]]
         with ThreadPoolExecutor(len(work)) as pool:
