@@ -23,7 +23,7 @@ from pathlib import Path
 
 BENCHMARKS = Path("benchmarks")  # commands are recorded as they are run, in the root of the repository
 GROWTH = [(clients, name) for clients in (20, 100, 500) for name in ("plain", "ours", "compiled")]
-N_LANES, N_LARGE = 7, 10  # lanes, and cases of large nets, with eight small ones as an eighth of one each and two of processes
+N_LANES, N_LARGE = 7, 10  # lanes, and the rounds' time in large cases: 8, plus 8 small and 8 of two processes at an eighth each
 SECONDS_OF_THE_REST = 420  # growth, start-up and curves on two cores
 MERGED = {f"rounds/cpu-{kind}": f"rounds-{kind}-*" for kind in ("1-thread", "2-threads", "2-processes")}
 MERGED |= {"growth/cpu": "growth-*", "startup/cpu": "startup-*", "curves/cpu": "curves"}
@@ -99,7 +99,7 @@ def run_lane(commands: list[list[str]], cores: list[int], deadline: float) -> No
 
 
 def merge(parts: Path, out: Path, command: str) -> None:
-    """Write the files of the lanes, merged, with the command of the suite for rounds and without the folder of the parts."""
+    """Merge the files of the lanes into `out`. Rounds record the suite's command; the temporary folder `parts` is cut out."""
     for name, pattern in MERGED.items():
         files = sorted(parts.glob(f"{pattern}.json"), key=lambda path: path.stat().st_mtime)
         results = [json.loads(path.read_text(encoding="utf-8").replace(f"{parts}/", "")) for path in files]

@@ -3,10 +3,10 @@
     python benchmarks/gpfl_defaults.py digits heart
     python benchmarks/gpfl_defaults.py --device cuda --jobs 3    # all tasks, in order of importance
 
-A tenth of every client's training samples is held out. A task has its documented values, those of the authors first. Chosen is
-the highest validation accuracy over the last ten rounds, mean over seeds; test samples are only reported. Seeds of a candidate
-train at the same time. Runs are written to `--out` when they are done, as validation and test accuracy of every round, and not
-repeated. The page is made of all of them.
+A tenth of every client's training samples is held out. The candidates of a task begin with the authors' values. The one with
+the highest validation accuracy over the last ten rounds, mean over seeds, is best; test accuracies are only reported. Seeds of
+a candidate train at the same time. Finished runs are kept in `--out`, as validation and test accuracy of every round, and are
+not repeated. The page is made from all of them.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
     if unknown := sorted({*arguments.tasks} - {*TASKS}):
-        parser.error(f"unknown task '{unknown[0]}'; choose of {', '.join(TASKS)}")
+        parser.error(f"unknown task '{unknown[0]}'; choose from {', '.join(TASKS)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "runs.json.xz"
     rows = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}

@@ -126,7 +126,7 @@ def test_systemd_starts_restarts_and_stops_coordinator_and_site(tmp_path: Path, 
 
 
 def write_accounts(folder: Path) -> None:
-    """Write the users of the pages, for the container."""
+    """Write the container's passwd and group, with the users that the units and the site's README name."""
     lines = [(name, 0 if name == "root" else 700 + k) for k, name in enumerate(NAMES)]
     users = [f"{name}:x:{number}:{number}::/nonexistent:/bin/sh" for name, number in lines]
     groups = [*(f"{name}:x:{number}:" for name, number in lines), "gpfl-site:x:800:gpfl-data,gpfl-net", "nogroup:x:65534:"]
@@ -135,7 +135,7 @@ def write_accounts(folder: Path) -> None:
 
 
 def give_to_users(coordinator: Path, site: Path) -> None:
-    """Set owners and permissions as the page of a site says; the coordinator's folder is that of its user."""
+    """Set owners and permissions as the site's README says; the coordinator's folder belongs to user gpfl."""
     ids = {name: 0 if name == "root" else 700 + k for k, name in enumerate(NAMES)}
     for parent in list(site.parents)[:3]:
         parent.chmod(0o755)

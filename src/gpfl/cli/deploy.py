@@ -252,7 +252,13 @@ def status(folder: Path) -> None:
 
 
 @deploy.command()
-@folder_argument
+@click.argument(
+    "folder",
+    cls=Argument,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the coordinator or of a site.",
+)
 @click.option("-n", "--lines", type=click.IntRange(1), default=50, show_default=True, help="Lines of each log.")
 def logs(folder: Path, lines: int) -> None:
     """Show the last lines of the logs of a coordinator or a site."""

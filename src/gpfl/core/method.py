@@ -121,7 +121,7 @@ def loss_gradient(net: Net, state: Tree, weights: Tree, objective: Objective, ba
 
 
 def unshare(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors that can be overwritten: copies of those in memory of others, or with entries in the same memory."""
+    """Return tensors that can be overwritten: those that share memory with another one, or among their entries, are copied."""
     memory: set[int] = set()
     out = []
     for t in tensors:
@@ -352,7 +352,7 @@ def sgd_step(weights: Tensor, gradient: Tensor, rate: float, decay: float | None
 
 
 def runs_eagerly() -> bool:
-    """Return whether operations run for one client at once, neither traced nor under vmap."""
+    """Return whether operations run eagerly for one client, neither traced nor under vmap."""
     return not torch.is_grad_enabled() and torch._C._functorch.maybe_current_level() is None
 
 

@@ -16,7 +16,7 @@ BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.c
 """Parts of `torch.backends` that have a `fp32_precision` of their own in newer versions of torch."""
 NORMALISATIONS = {F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm}
 active = ["float32"]
-"""Precisions of the runs in progress, the innermost last. For CPUs torch has no such setting."""
+"""Precisions of the runs in progress, the innermost last. Nets on CPUs read it, since torch has no setting of bf16 for them."""
 
 
 @contextmanager

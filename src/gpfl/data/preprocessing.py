@@ -324,7 +324,7 @@ class Preprocessor:
                 start += len(categories)
             else:
                 mean, std = self.scaling[name]
-                with np.errstate(over="ignore"):  # beyond float32: who takes the inputs reports infinity
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the caller reports
                     inputs[:, start] = (values - mean) / std
                 start += 1
         for i, name in enumerate(self.indicators, start):

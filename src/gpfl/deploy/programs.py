@@ -123,7 +123,7 @@ class Control:
         return [site for site in self.folder.card.sites if own.get(site) not in known]
 
     def register(self) -> None:
-        """Register the node keys of all sites that the SuperLink does not know, and keep the numbers of their nodes."""
+        """Register the node keys of all sites that the SuperLink does not know, and keep their node IDs."""
 
         def register(site: str) -> tuple[str, object]:
             key = str((self.folder.path / "sites" / f"{site}.pub").resolve())
@@ -167,13 +167,13 @@ class Control:
         files.write_text(self.folder.path / NODES, json.dumps(nodes, indent=1) + "\n")
 
     def nodes(self) -> dict[str, str]:
-        """Return the status of each node by its number."""
+        """Return the status of each node by its ID."""
         listed = self.call("supernode", "list", FEDERATION).get("nodes", [])
         assert isinstance(listed, list)
         return {str(node["node-id"]): str(node["status"]) for node in listed}
 
     def submit(self) -> str:
-        """Start the run, and return Flower's number of it."""
+        """Start the run, and return Flower's run ID."""
         if missing := self.unregistered():
             raise GpflError(f"no node key is registered for {', '.join(missing)}: gpfl deploy server registers them")
         value = toml.format_value(str(self.folder.path.resolve()))

@@ -33,7 +33,7 @@ ATTEMPTS = 3
 
 
 class Record(TypedDict):
-    """A round in that file, by site: bytes of all replies and requests, and seconds of work.
+    """A line of `CLIENTS_LOG`: a round, with bytes of all replies and requests and seconds of work by site.
 
     `uploads` counts all that a site has made, also of rounds that were lost; `epsilon` is the ε of these, 0 without noise.
     """
@@ -104,7 +104,7 @@ class Remote(Engine):
         return {}
 
     def evaluate_clients(self, request: EvalRequest) -> Evaluation:
-        """Return the scores of the clients that answer, and let those of the next round train in the same message."""
+        """Return the scores of the clients that answer. The same message asks those of the next round to train."""
         for attempt in range(ATTEMPTS):
             if self._replies[0] != request.round or attempt:
                 last = request.round == self.schedule.rounds

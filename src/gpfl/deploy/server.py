@@ -16,7 +16,7 @@ from gpfl.io import files, toml
 from gpfl.training.round_loop import RunOutcome
 
 DEPLOYMENT, NODES = "deployment.toml", "nodes.json"
-"""Files of the coordinator's folder: settings, and the node of each site."""
+"""Files of the coordinator's folder: settings, and the node ID of each site."""
 MAX_SAMPLES = 1_000_000
 """Most samples that a site may claim, unless deployment.toml says otherwise."""
 
@@ -56,7 +56,7 @@ class CoordinatorFolder:
         return int(self.number("link_port", 0))
 
     def nodes(self) -> dict[int, int]:
-        """Return the node of each client. Raise if a site has none."""
+        """Return the node ID of each client. Raise if a site has none."""
         path = self.path / NODES
         numbers = files.read_json(path, "register the sites with gpfl deploy server") if path.exists() else {}
         lacking = [site for site in self.card.sites if site not in numbers]

@@ -1,7 +1,7 @@
 """A site's worker: the process that alone reads the site's data and private state, and decides what leaves the site.
 
-Flower's SuperNode, which talks to the coordinator, hands it requests over a socket in the file system. Both may belong to
-different users of the machine.
+Flower's SuperNode, which talks to the coordinator, hands it requests over a Unix socket. The two may run as different users of
+the machine.
 """
 
 import dataclasses

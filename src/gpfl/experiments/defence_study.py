@@ -129,7 +129,7 @@ def find_noises(
     variants: Variants,
     plan: GridPlan,
 ) -> list[float]:
-    """Return the noise with which a method, as run, has each ε."""
+    """Return the noise multiplier that gives each ε for a method with the schedule of its runs."""
     *_, point = plan_points(method, {family.option: [1.0]}, bounds, variants)
     _, spec = prepare_cell(point.cell, plan)
     defended = cast(Defended, spec.method)
@@ -160,7 +160,7 @@ class DefencePoint:
     epsilon: float | None  # as run; None without a guarantee or without the accountant
     epsilon_if_poisson: float | None
     delta: float | None
-    label_counts_known: bool  # the guarantee of examples is for one exchanged for another of its class
+    label_counts_known: bool  # the example-level guarantee is for replacing an example by one of the same class
     target: str  # the one that leaks most
     psnr: float
     ssim: float

@@ -147,7 +147,7 @@ class FactoredGPFL(GPFL):
         return self.valve != "full" and "cov" not in self.without
 
     def sends_valve_as(self, form: str) -> bool:
-        """Return whether V is uploaded in a form other than in full."""
+        """Return whether V is sent or counted in this form of `valve_upload`: never if it is private or trained in full."""
         return self.valve_upload == form and self.uses_factored_valve and "cov" in self.shared_parts
 
     @property
@@ -187,7 +187,7 @@ class FactoredGPFL(GPFL):
         return super().norm(model, part)
 
     def upload(self, shared: Tree, local_state: Tree, private: Tree, client: ClientInfo) -> tuple[Tree, Tree]:
-        """Return GPFL's upload and private state, with the weights of V after the round."""
+        """Return GPFL's upload and private state, with V after the round in full or, if `valve_upload` says so, of low rank."""
         if "valve" in local_state:
             cov, valve, context = (tree.branch(local_state, part) for part in ("cov", "valve", "context"))
             if self.sends_valve_as("low_rank"):
@@ -210,7 +210,7 @@ class FactoredGPFL(GPFL):
         return embeddings_of(shared)
 
     def context_weights(self, private: Tree, client: ClientInfo) -> Tensor:
-        """Return the weights of these vectors in the contexts along which V moves, (contexts, rows)."""
+        """Return the weights of the `context_rows` in the contexts along which V moves, (contexts, rows)."""
         alpha = self.class_weights(private, client)
         equal = torch.full_like(alpha, 1 / len(alpha))
         return torch.stack([equal, alpha / len(alpha) if self.p_scale == "mean" else alpha])

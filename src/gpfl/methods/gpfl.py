@@ -1,6 +1,6 @@
 """GPFL, with equation numbers of the paper.
 
-Runs train V in a cheaper form with the same results, `FactoredGPFL`; what is not in the paper is in `GPFLVariant`.
+Runs train V in a cheaper form, `FactoredGPFL`, with equal results up to rounding. Ablations and variants are in `GPFLVariant`.
 """
 
 from dataclasses import dataclass

@@ -156,7 +156,7 @@ class GPFLVariant(FactoredGPFL):
         return rows.mean(0, keepdim=True) if self.n_trained_contexts == 1 else rows
 
     def context_weights(self, private: Tree, client: ClientInfo) -> Tensor:
-        """Return the weights of these vectors in the contexts."""
+        """Return the weights of the `context_rows` in the contexts along which V moves."""
         if self.has_constant_contexts or self.n_trained_contexts == 1:
             return torch.eye(self.n_trained_contexts).to(client.label_counts)
         return super().context_weights(private, client)

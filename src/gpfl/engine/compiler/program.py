@@ -48,7 +48,7 @@ class Program:
     matmul_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where stacked convolutions are run as matrix products
     capture_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # where programs are captured as graphs
     min_operations_to_time: ClassVar[int] = 5_000_000
-    """Operations of all calls from which compiling can pay on a CPU: it saves up to 3 µs of each and takes 5 to 15 s."""
+    """Operations of all calls together from which compiling can pay on a CPU: it saves up to 3 µs each and takes 5 to 15 s."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Program:
     ) -> None:
         """Trace the function on the buffers; without `traced`, or where it cannot be traced, it runs as it is.
 
-        `compiled` compiles the traced operations, on a CPU if the times measured on this machine say that it pays for this
-        number of `calls`; with `compile_required` they are compiled in any case, and it is an error if they cannot be.
+        With `compiled` the traced operations are compiled; on a CPU only if the times measured on this machine say that it
+        pays for this number of `calls`. With `compile_required` they always are, and it is an error if they cannot be.
         `weights` names the buffers that hold weights and says whether those of many clients are stacked: their memory
         format may change.
         """
@@ -172,7 +172,7 @@ class Program:
         return self._faster_form(module, calls)
 
     def _write_back(self, module: fx.GraphModule, compiled: bool = False) -> fx.GraphModule:
-        """Make the operations end by writing the results into the memory of the state, in the form that is compiled or not."""
+        """Make the operations write the results into the memory of the state, in a form to be compiled or to be called."""
         write_back(module.graph, self._n_state, compiled, has_kernels(self.device))
         if compiled:
             expand_outer_products(module.graph)
@@ -309,7 +309,7 @@ def to_channels_last(weights: Buffers, stacked: bool) -> Buffers:
     def convert(t: Tensor) -> Tensor:
         if t.dim() - stacked != 4 or not t.is_floating_point():
             return t
-        # A copy, because one of a single channel counts as contiguous in both formats, but convolutions look at its strides.
+        # A copy: a tensor of one channel counts as contiguous in both formats, but convolutions look at its strides.
         return t.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
 
     return pytree.tree_map(convert, weights)
