@@ -186,6 +186,17 @@ def table(record_property: Callable[[str, object], None]) -> object:
     return FaultTable(record_property)
 
 
+START = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note the commit and the machine for the table of faults."""
+    if os.environ.get("GPFL_FAULTS_TABLE"):
+        from fault_deployment import describe_start
+
+        config.stash[START] = describe_start()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write the table of faults if GPFL_FAULTS_TABLE asks for it; tests may have run in several processes."""
     if os.environ.get("GPFL_FAULTS_TABLE"):
@@ -194,4 +205,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         reports = [each for each in terminalreporter.stats.get("passed", []) if each.when == "call"]
         lines = [line for report in reports for key, line in report.user_properties if key == PROPERTY]
         seconds = time.monotonic() - STARTED
-        write_table(lines, seconds, getattr(config.option, "numprocesses", 0) or 1)
+        write_table(lines, config.stash[START], seconds, getattr(config.option, "numprocesses", 0) or 1)

@@ -68,7 +68,7 @@ finite, each site's model can be made again from its private state, and the log 
 an intruder is refused, they check that the node fails with the error in the line and the models equal those of the
 simulation; with the stolen CA certificate nothing is trained, and the check is the proxy's 404. Unless the line says
 otherwise: {defaults}. Seconds are those of the whole deployment; {workers} ran at a time."""
-RUN = "Commit {commit}, {machine}, flwr {flwr}, torch {torch}; {passed} of {faults} faults passed, in {minutes:.0f} min."
+RUN = "{start}, flwr {flwr}, torch {torch}; {passed} of {faults} faults passed, in {minutes:.0f} min."
 HEAD = """# Faults of deployments
 
 {text}
@@ -95,18 +95,24 @@ class FaultTable:
 
 
 def describe_settings(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"`{key} = {value:g}`" for key, value in settings.items())
+    return ", ".join(f"`{key}={value:g}`" for key, value in settings.items())
 
 
-def write_table(lines: Iterable[tuple[str, str]], seconds: float, workers: int) -> None:
-    """Write the page from the lines of tests that passed."""
-    rows = dict(lines)
+def describe_start() -> str:
+    """Return the commit and the machine, for the head of the page: before the tests, whose own load does not count."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next(line.partition(": ")[2] for line in info if line.startswith("model name"))
+    commit = git("rev-parse", "--short", "HEAD")
+    changes = ", with changes" if git("status", "--porcelain", "--", ":/", f":!{TABLE}") else ""
+    return f"Commit {commit}{changes}, {os.cpu_count()} cores of an {cpu}, load {os.getloadavg()[0]:.1f} at the start"
+
+
+def write_table(lines: Iterable[tuple[str, str]], start: str, seconds: float, workers: int) -> None:
+    """Write the page from the lines of tests that passed."""
+    rows = dict(lines)
     text = TEXT.format(defaults=describe_settings(DEFAULTS), workers=workers)
     run = RUN.format(
-        commit=git("describe", "--always", "--dirty=, with changes"),
-        machine=f"{os.cpu_count()} cores of an {cpu}, load {os.getloadavg()[2]:.1f}",
+        start=start,
         flwr=metadata.version("flwr"),
         torch=metadata.version("torch"),
         passed=len(rows),

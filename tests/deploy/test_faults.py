@@ -24,6 +24,7 @@ from tampering_worker import CLAIMED, TAMPERED
 pytest.importorskip("flwr", reason="needs gpfl[flower]")
 
 from gpfl.deploy.programs import free_port
+from gpfl.errors import pluralize
 
 pytestmark = pytest.mark.faults
 
@@ -53,7 +54,7 @@ def test_killed_supernode(start: Start, table: FaultTable) -> None:
     assert 0 < missed < run.rounds
     table.add(
         "SuperNode killed, restarted by its supervisor",
-        f"run finished; the site missed {missed} rounds",
+        f"run finished; the site missed {pluralize(missed, 'round')}",
         "`north: no reply …`, or `not connected`",
         run.began,
         run.settings,
@@ -72,7 +73,7 @@ def test_killed_worker(start: Start, table: FaultTable) -> None:
         run.check_equal()
     table.add(
         "worker of a site killed, restarted by its supervisor",
-        f"run finished; the site missed {missed} rounds",
+        f"run finished; the site missed {pluralize(missed, 'round')}",
         "`worker ended with status -9`, at the site",
         run.began,
         run.settings,
@@ -92,7 +93,7 @@ def test_site_killed_and_restarted_after_5_seconds(start: Start, table: FaultTab
     assert not missed_rounds(records[-1:], "north")
     table.add(
         "site killed in mid-round, restarted after 5 s",
-        f"run finished; the site missed {missed} rounds and trained in the last",
+        f"run finished; the site missed {pluralize(missed, 'round')} and trained in the last",
         "`north: no reply …`, `not connected`",
         run.began,
         run.settings,
@@ -131,7 +132,7 @@ def test_site_killed_and_restarted_after_65_seconds(start: Start, table: FaultTa
 
 
 def test_site_that_joins_late(start: Start, table: FaultTable) -> None:
-    run = start(rounds=12, absent=["south"], start_clients=2, connect=5.0)
+    run = start(rounds=20, absent=["south"], start_clients=2, connect=5.0)
     run.wait_for("before round 0: 2 of 3 sites described their samples")
     run.wait_for("round 1: 2 of 2 sites answered")
     run.start_site("south")
@@ -243,7 +244,7 @@ def test_slow_site(start: Start, table: FaultTable) -> None:
     late = [record for record in records if "north" in record["dropped"]]  # type: ignore[operator]
     assert len(late) == missed  # its late replies are in no mean
     event = "`north: no reply before the deadline`"
-    table.add("slow site", f"left out of {missed} rounds; run finished", event, run.began, run.settings)
+    table.add("slow site", f"left out of {pluralize(missed, 'round')}; run finished", event, run.began, run.settings)
     table.add("late reply", "not in any mean; the site trained on from its last accepted round", event, run.began, run.settings)
 
 
@@ -267,7 +268,7 @@ def test_full_disk_at_a_site(tmp_path: Path, table: FaultTable) -> None:
         assert "No space left on device" in (run.sites["north"].path / "log" / "worker.log").read_text()
     table.add(
         "full disk at a site",
-        f"run finished; the site missed {missed} rounds, and trained on from its last accepted one once there was room",
+        f"run finished; the site missed {pluralize(missed, 'round')} and trained on from its last accepted one",
         "`north: the site could not do it`; `No space left on device`, at the site",
         run.began,
         run.settings,
@@ -366,7 +367,7 @@ def test_cut_connection(tmp_path: Path, table: FaultTable) -> None:
     assert not missed_rounds(records[-1:], "north")
     table.add(
         "cut connection, for 30 s",
-        f"run finished; the site missed {missed} rounds and trained in the last",
+        f"run finished; the site missed {pluralize(missed, 'round')} and trained in the last",
         "`north: no reply …`, or `not connected`",
         run.began,
         run.settings,
