@@ -114,6 +114,7 @@ def test_dry_run_lists_what_would_leave(made: Command) -> None:
 def test_check_says_what_fits_and_accepts_the_card(made: Command) -> None:
     result = made("deploy", "site", "check", SITE)
     assert "They fit the data card" in result.out
+    assert "only one client" not in result.out  # in its files; the run has more
     assert "Not accepted yet" in result.out
     assert_error(made("deploy", "site", "start", SITE), "is not accepted")
     assert "Accepted." in made("deploy", "site", "check", SITE, "--accept").out

@@ -21,6 +21,7 @@ from rich.table import Table as RichTable
 from gpfl.cli.command import Argument, Group
 from gpfl.cli.options import out_option
 from gpfl.cli.terminal import print_line, table_console
+from gpfl.data.files.dataset import ONE_CLIENT
 from gpfl.data.files.writer import check_output
 from gpfl.data.preprocessing import ClientStatistics
 from gpfl.defences.accounting import format_epsilon
@@ -354,7 +355,7 @@ def check(folder: Path, data: Path | None, accept: bool) -> None:
     card = own.card
     found = card.read(own.name, data or own.data, own.path)
     described = describe_site(found)
-    print_line(found.table.description)
+    print_line(found.table.description.replace(f"\n{ONE_CLIENT}", ""))
     train, validation, test = described.sizes
     print_line(
         f"Site {own.name}: {train:,} training, {validation:,} validation and {test:,} test samples. They fit the data card."

@@ -18,6 +18,9 @@ from gpfl.data.files.samples import FileSamples, load_images, load_rows
 from gpfl.data.table import SPLITS, DataSource, Table
 from gpfl.errors import GpflError, pluralize
 
+ONE_CLIENT = "There is only one client, so nothing is exchanged."
+"""Note about files of one client; a site of a deployment has more beside it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileDataset(ColumnOptions, DataSource):
@@ -123,7 +126,7 @@ class FileDataset(ColumnOptions, DataSource):
                 values = f"{pluralize(shared, 'value')} of '{self.group}'"
                 notes.append(f"{values} at several clients: the rows of each client are a group.")
         if len(table.client_names) == 1:
-            notes.append("There is only one client, so nothing is exchanged.")
+            notes.append(ONE_CLIENT)
         summary = f"{self.name}: {pluralize(len(table), 'row')}; {clients}; {splits}."
         return "\n".join([summary, f"{classes}. Inputs: {samples.description}.", *notes])
 
