@@ -190,3 +190,19 @@ def test_the_app_could_be_published_on_flower_hub(app: Path) -> None:
     files = publish._collect_file_paths(app)
     publish._validate_files(files)
     assert {path.name for path in files} == {"LICENSE", "README.md", "pyproject.toml"}
+
+
+@pytest.mark.parametrize(("version", "replaced"), [("1.41.3", True), ("1.42.0", False)])
+def test_internals_of_other_versions_of_flower_are_left_alone(
+    version: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    internals = import_module("flwr.supernode.start_client_internal")
+    started: list[object] = []
+    for name in ("time", "subprocess"):
+        monkeypatch.setattr(internals, name, import_module(name))
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    monkeypatch.setattr(connection, "HEARTBEAT_DEFAULT_INTERVAL", connection.HEARTBEAT_DEFAULT_INTERVAL)
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: started.append(internals.subprocess))
+    monkeypatch.setattr(flower, "version", lambda name: version)
+    flower.run_supernode()
+    assert (started != [subprocess]) is replaced

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ POLL_SECONDS = 0.2
 IDLE_SECONDS = 0.5
 """Flower's SuperNode asks for messages every three seconds, which is half of a short round."""
 SUPEREXEC = "flower-superexec"
+REPLACED_IN = "1.41."
+"""Versions of Flower whose internals `run_supernode` replaces; others run as they are, with longer rounds."""
 HEARTBEAT_SECONDS = 15
 """The SuperLink refuses the key of a SuperNode that was killed for two intervals; Flower's own is 30 s."""
 
@@ -182,8 +185,15 @@ def _simulated_nodes(folder: Path, grid: Grid) -> dict[int, int]:
 
 def run_supernode() -> None:
     """Run Flower's SuperNode with the arguments of the command line, and with shorter waits than Flower's constants."""
-    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
+
+    if version("flwr").startswith(REPLACED_IN):
+        _shorten_waits()
+    flower_supernode()
+
+
+def _shorten_waits() -> None:
+    from flwr.supernode import fleet_http_connection, start_client_internal
 
     def start_superexec(command: Sequence[str]) -> None:
         subprocess.Popen([sys.executable, "-m", "gpfl.deploy.flower", *command])
@@ -191,7 +201,6 @@ def run_supernode() -> None:
     fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, IDLE_SECONDS)))
     start_client_internal.subprocess = SimpleNamespace(Popen=start_superexec)
-    flower_supernode()
 
 
 def run_superexec() -> None:
