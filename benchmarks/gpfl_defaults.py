@@ -60,11 +60,11 @@ def column(experiment: str, key: str) -> ConfigDict:
     return next(each.settings for each in load_experiments()[experiment].columns if each.key == key)
 
 
-def guided(*values: float) -> tuple[str, ...]:
+def features(*values: float) -> tuple[str, ...]:
     return tuple(f"features, μ = {mu:g}" for mu in values)
 
 
-def unguided(*values: float) -> tuple[str, ...]:
+def embeddings(*values: float) -> tuple[str, ...]:
     return tuple(f"embeddings, μ = {mu:g}" for mu in values)
 
 
@@ -72,35 +72,35 @@ FEDPER = "FedPer"
 TASKS = {
     "fmnist-pathological": Task(
         "FMNIST, 20 clients, 2 classes each", column("effectiveness", "fmnist/pathological"), 80, (0, 1, 2),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0)),
     ),
     "har": Task(
         "HAR, 30 people", column("real-world", "har/real-world"), 100, (0, 1, 2),
-        (*guided(1), *unguided(0.1), FEDPER, *guided(0, 0.1)),
+        (*features(1), *embeddings(0.1), FEDPER, *features(0, 0.1)),
     ),
     "amazon": Task(
         "Amazon Review, 4 domains", column("feature-shift", "amazon/feature-shift"), 60, (0, 1, 2),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0.01, 0), *unguided(0)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0.01, 0), *embeddings(0)),
     ),
     "cifar100-10of50": Task(
         "Cifar100, 10 of 50 clients, Dirichlet 0.1", column("scalability", "cifar100/10of50"), 100, (0,),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0.01)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0.01)),
     ),
     "agnews": Task(
         "AG News, 20 clients, Dirichlet 1", column("effectiveness", "agnews/practical"), 60, (0,),
-        (*guided(0), *unguided(0), FEDPER, *guided(0.1)),
+        (*features(0), *embeddings(0), FEDPER, *features(0.1)),
     ),
     "fmnist-practical": Task(
         "FMNIST, 20 clients, Dirichlet 0.1", column("effectiveness", "fmnist/practical"), 60, (0,),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0), *unguided(0)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0), *embeddings(0)),
     ),
     "cifar100-pathological": Task(
         "Cifar100, 20 clients, 10 classes each", column("effectiveness", "cifar100/pathological"), 120, (0,),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0.01)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0.01)),
     ),
     "cifar100-practical": Task(
         "Cifar100, 20 clients, Dirichlet 0.1", column("effectiveness", "cifar100/practical"), 120, (0,),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0.01)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0.01)),
     ),
     "digits": Task(
         "digits, 20 clients, 4 classes each",
@@ -110,11 +110,11 @@ TASKS = {
             "net": {"name": "mlp"},
             "train": {"lr": 0.05},
         },
-        60, (0, 1, 2), (*guided(0.1), *unguided(0.1), FEDPER, *guided(0.01, 0), *unguided(0.01, 0)),
+        60, (0, 1, 2), (*features(0.1), *embeddings(0.1), FEDPER, *features(0.01, 0), *embeddings(0.01, 0)),
     ),
     "heart": Task(
         "heart disease, 4 hospitals", {"data": {"name": "heart"}}, 100, (0, 1, 2),
-        (*guided(0.1), *unguided(0.1), FEDPER, *guided(0.01, 0), *unguided(0.01, 0)),
+        (*features(0.1), *embeddings(0.1), FEDPER, *features(0.01, 0), *embeddings(0.01, 0)),
     ),
 }  # fmt: skip
 
@@ -201,7 +201,7 @@ def page(rows: Rows) -> str:
     lines = [
         "# GPFL's defaults on validation samples\n",
         f"A tenth of every client's training samples is held out. **Bold**: highest validation accuracy over the last {LAST} "
-        "rounds, on which defaults are chosen. The other columns are test accuracies: in the round that validation samples "
+        "rounds. The other columns are test accuracies: in the round that validation samples "
         f"select, mean of the last {LAST} rounds, best round, and the fall from the best {LAST} rounds in a row to the last "
         f"{LAST}. Mean over seeds ± standard deviation, %. The authors' values come first.\n",
         "| task | GPFL's guidance, μ | seeds | rounds | validation, last ten | selected round | last ten | best | fall |",
